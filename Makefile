@@ -1,0 +1,28 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# Two processes with one thread each: torch threads that compete for busy cores are many times slower than one.
+export OMP_NUM_THREADS := 1
+
+.PHONY: install test lint bench clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: install lint
+	$(BIN)/pytest -n 2
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m bench.toy_paper
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist out

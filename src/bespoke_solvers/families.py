@@ -1,0 +1,111 @@
+"""Learnable solvers: theta -> table (paper, Sections 2.1 and 2.2, Appendices E and F)."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bespoke_solvers.generic import EULER, MIDPOINT, Tableau, step, steps_for
+from bespoke_solvers.scale_time import ScaleTime, Transform, transformed_velocity
+from bespoke_solvers.table import Table, trace
+from bespoke_solvers.velocity import Velocity
+
+Learn = Literal["both", "time", "scale"]
+
+
+def bespoke_step(tableau: Tableau, transform: Transform, n: int, i: int, u: Velocity, x: Tensor) -> Tensor:
+    """Step i of n: transform to x_bar = s_r x, step with u_bar from r = i/n to (i+1)/n, transform back (eq. 10-12)."""
+    r, r_next = torch.tensor([i / n, (i + 1) / n], dtype=torch.float64)
+    x_bar = step(tableau, transformed_velocity(u, transform), r, transform(r).s * x, 1 / n)
+    return x_bar / transform(r_next).s
+
+
+def bespoke_table(tableau: Tableau, transform: Transform, n: int) -> Table:
+    """The n-step solver of a base method on transformed paths (Algorithm 3), for any transform with s_0 = 1."""
+
+    def method(u: Velocity, x: Tensor) -> Tensor:
+        for i in range(n):
+            x = bespoke_step(tableau, transform, n, i, u, x)
+        return x
+
+    return trace(method, n * tableau.stages)
+
+
+class Bespoke(nn.Module):
+    """The n-step Bespoke solver of a base method: RK1-Bespoke for Euler, RK2-Bespoke for the midpoint method.
+
+    theta holds a value at each node r where the base method evaluates, and at r = 1 (Appendix F): t_r a normalised
+    sum of |theta|, so that 0 = t_0 < ... < t_n = 1; dt_r = |theta|; s_r = exp(theta) with s_0 = 1; ds_r free. It starts
+    at the identity t_r = r, s_r = 1, where the solver is the base method. `learn` may hold time or scale fixed.
+    """
+
+    def __init__(self, n: int, tableau: Tableau = MIDPOINT, learn: Learn = "both") -> None:
+        super().__init__()
+        if n < 1:
+            raise ValueError(f"a solver needs at least one step, got n = {n}")
+        self.n, self.tableau, self.learn = n, tableau, learn
+        inside = sorted({c for c in tableau.c if c < 1})
+        self.r = [(i + c) / n for i in range(n) for c in inside] + [1.0]
+        nodes = torch.tensor(self.r, dtype=torch.float64)
+        evaluated = len(nodes) if 1.0 in tableau.c else len(nodes) - 1
+        time, scale = learn in ("both", "time"), learn in ("both", "scale")
+        self.theta_t = nn.Parameter(nodes.diff() * (len(nodes) - 1), requires_grad=time)
+        self.theta_dt = nn.Parameter(torch.ones(evaluated, dtype=torch.float64), requires_grad=time)
+        self.theta_s = nn.Parameter(torch.zeros(len(nodes) - 1, dtype=torch.float64), requires_grad=scale)
+        self.theta_ds = nn.Parameter(torch.zeros(evaluated, dtype=torch.float64), requires_grad=scale)
+
+    @property
+    def nfe(self) -> int:
+        """Evaluations of a sample."""
+        return self.n * self.tableau.stages
+
+    @property
+    def name(self) -> str:
+        """`rk1`, `rk2`, or the base method's own name."""
+        return next((name for name, tableau in BASES.items() if tableau == self.tableau), self.tableau.name)
+
+    def nodes(self) -> ScaleTime:
+        """t and s at all nodes, dt and ds at those where the base method evaluates (r = 1 may not be one)."""
+        zero = self.theta_t.new_zeros(1)
+        lengths = self.theta_t.abs()
+        t = torch.cat([zero, lengths.cumsum(0) / lengths.sum()]).clamp(max=1)
+        return ScaleTime(t, self.theta_dt.abs(), torch.cat([zero, self.theta_s]).exp(), self.theta_ds)
+
+    def transform(self) -> Transform:
+        """The transform as a function of r, known at the nodes alone."""
+        nodes = self.nodes()
+
+        def at(r: Tensor) -> ScaleTime:
+            node = min(range(len(self.r)), key=lambda k: abs(self.r[k] - r.item()))
+            last = min(node, len(nodes.dt) - 1)  # dt and ds at r = 1 are asked for, not used
+            return ScaleTime(nodes.t[node], nodes.dt[last], nodes.s[node], nodes.ds[last])
+
+        return at
+
+    def forward(self) -> Table:
+        """The solver's table."""
+        return bespoke_table(self.tableau, self.transform(), self.n)
+
+    def steps(self) -> Table:
+        """The n steps, each as a table of its own from x(t_i) to x(t_{i+1}), along the last axis."""
+        transform = self.transform()
+
+        def one_step(i: int) -> Table:
+            return trace(lambda u, x: bespoke_step(self.tableau, transform, self.n, i, u, x), self.tableau.stages)
+
+        return Table.stack([one_step(i) for i in range(self.n)])
+
+    def step_times(self) -> Float[Tensor, " m"]:
+        """t_0, ..., t_n, between which the steps go."""
+        return self.nodes().t[:: (len(self.r) - 1) // self.n]
+
+
+BASES = {"rk1": EULER, "rk2": MIDPOINT}
+
+
+def make(family: str, nfe: int, learn: Learn = "both") -> Bespoke:
+    """The named family, at the identity, with `nfe` evaluations."""
+    if family not in BASES:
+        raise ValueError(f"unknown family {family!r}; expected one of {', '.join(BASES)}")
+    return Bespoke(steps_for(BASES[family], nfe), BASES[family], learn)

@@ -1,0 +1,188 @@
+"""A table with its provenance, and the JSON file that holds one or several of them by their number of evaluations."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke_solvers import schedules
+from bespoke_solvers.table import Table, sample
+from bespoke_solvers.velocity import Model, Velocity
+
+FORMAT, VERSION = "bespoke-solver", 1
+
+
+@dataclass(frozen=True)
+class Solver:
+    """One table for one model. `model`, `fit` and `validation` say what it was made for, how, and how good it is."""
+
+    table: Table
+    family: str = "table"
+    theta: dict[str, list[float]] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
+    validation: dict[str, Any] = field(default_factory=dict)
+    network_time: list[float] | None = None
+
+    @property
+    def nfe(self) -> int:
+        """Evaluations of u that a sample costs."""
+        return self.table.nfe
+
+    @torch.no_grad()
+    def sample(self, u: Velocity, x0: Tensor) -> Tensor:
+        """Samples from noise x0 ~ N(0, I), with `nfe` calls of u(t, x)."""
+        return sample(self.table, u, x0)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the solver as a JSON file of one table; an existing file is replaced in one go."""
+        save([self], path)
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """What a solver file says of its model."""
+    schedule = model.schedule
+    parameters: dict[str, Any] = dataclasses.asdict(schedule) if dataclasses.is_dataclass(schedule) else {}
+    return {
+        "schedule": {"name": type(schedule).__name__, **parameters},
+        "prediction": model.prediction,
+        "domain": list(model.domain or ()),
+        "guidance": model.guidance,
+        "shape": list(model.shape),
+    }
+
+
+def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
+    """One file with the tables of several solvers of the same model."""
+    if len({solver.nfe for solver in solvers}) < len(solvers) or any(s.model != solvers[0].model for s in solvers):
+        raise ValueError("the solvers of a file must belong to one model and differ in nfe")
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": solvers[0].model,
+        "tables": {str(solver.nfe): _record(solver) for solver in sorted(solvers, key=lambda s: s.nfe)},
+    }
+    write_atomically(path, (_dump(content) + "\n").encode())
+
+
+def _record(solver: Solver) -> dict[str, Any]:
+    table = solver.table
+    return {
+        "t": table.t.tolist(),
+        "a": table.a.tolist(),
+        "b": table.b.tolist(),
+        "log_snr": _log_snr(solver.model, table.t),
+        "network_time": solver.network_time,
+        "family": solver.family,
+        "theta": solver.theta,
+        "fit": solver.fit,
+        "validation": solver.validation,
+    }
+
+
+def _log_snr(model: dict[str, Any], t: Tensor) -> list[float | None] | None:
+    """The log-snr at each time, None where it is infinite; None as a whole for a schedule from elsewhere."""
+    parameters = dict(model.get("schedule", {}))
+    maker = getattr(schedules, parameters.pop("name", ""), None)
+    if maker is None:
+        return None
+    parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in parameters.items()}
+    return [value if math.isfinite(value) else None for value in maker(**parameters).log_snr(t).tolist()]
+
+
+def _dump(value: Any, indent: int = 0) -> str:
+    """JSON with one line for each list of numbers, so that a person can read a table; NaN is refused."""
+    inner = " " * (indent + 2)
+    if isinstance(value, dict) and value:
+        rows = [f"{inner}{json.dumps(key)}: {_dump(item, indent + 2)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
+    if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+        rows = [inner + _dump(item, indent + 2) for item in value]
+        return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
+    return json.dumps(value, allow_nan=False)
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file so that at any moment there is the whole old one or the whole new one."""
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
+    """The solver of a file; of a file with several, the one with `nfe` evaluations."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a solver file, or a damaged one: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        got = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path} is not a solver file: field 'format' is {got!r}, expected {FORMAT!r}")
+    if content.get("version") != VERSION:
+        raise ValueError(
+            f"{path}: field 'version' is {content.get('version')!r}, expected {VERSION}; update bespoke-solvers"
+        )
+    model, tables = (_field(content, name, dict, str(path)) for name in ("model", "tables"))
+    if nfe is None and len(tables) == 1:
+        (nfe,) = map(int, tables)
+    if nfe is None or str(nfe) not in tables:
+        asked = "no nfe was given" if nfe is None else f"nfe = {nfe} was asked for"
+        raise ValueError(f"{path} holds tables for nfe = {', '.join(tables)}; {asked}, choose one of these")
+    return _solver(tables[str(nfe)], model, nfe, f"{path}: table {nfe}")
+
+
+def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} is {type(record).__name__}, expected an object with t, a and b")
+    try:
+        t, a, b = (torch.tensor(_field(record, name, list, where), dtype=torch.float64) for name in "tab")
+        table = Table(t, a, b)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    if table.nfe != nfe:
+        raise ValueError(f"{where} has {table.nfe} evaluations, expected {nfe}")
+    kept, expected = record.get("log_snr"), _log_snr(model, t)
+    if kept is not None and expected is not None and not _close(kept, expected):
+        raise ValueError(
+            f"{where}: field 'log_snr' does not belong to the times and the schedule; expected {expected}, got {kept}"
+        )
+    return Solver(
+        table=table,
+        family=_field(record, "family", str, where),
+        theta=_field(record, "theta", dict, where),
+        model=model,
+        fit=_field(record, "fit", dict, where),
+        validation=_field(record, "validation", dict, where),
+        network_time=record.get("network_time"),
+    )
+
+
+def _field(record: dict[str, Any], name: str, kind: type, where: str) -> Any:
+    if name not in record:
+        raise ValueError(f"{where}: field {name!r} is missing")
+    if not isinstance(record[name], kind):
+        raise ValueError(f"{where}: field {name!r} is {type(record[name]).__name__}, expected {kind.__name__}")
+    return record[name]
+
+
+def _close(got: Any, expected: list[float | None]) -> bool:
+    if not isinstance(got, list) or len(got) != len(expected):
+        return False
+    return all(
+        g == e if g is None or e is None else math.isclose(g, e, rel_tol=1e-6, abs_tol=1e-6)
+        for g, e in zip(got, expected, strict=True)
+    )
