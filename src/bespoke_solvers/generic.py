@@ -71,7 +71,7 @@ TABLEAUS = {tableau.name: tableau for tableau in (EULER, MIDPOINT, HEUN, RK4)}
 
 def weighted_sum(weights: tuple[float, ...], ks: list[Tensor]) -> Tensor | float:
     """sum_j weights_j k_j, over the weights that are not zero."""
-    return sum(weight * k for weight, k in zip(weights, ks, strict=True) if weight)
+    return sum((weight * k for weight, k in zip(weights, ks, strict=True) if weight), 0.0)
 
 
 def stages(

@@ -136,7 +136,7 @@ class VP(Schedule):
 
     def time(self, log_snr: Tensor) -> Tensor:
         """The root of the quadratic equation for s, in the form that does not cancel."""
-        minus_log_alpha = torch.nn.functional.softplus(-2 * float64(log_snr)) / 2
+        minus_log_alpha = torch.nn.functional.softplus(-2 * float64(log_snr).clamp(min=-1e3)) / 2
         p, q = (self.B - self.b) / 4, self.b / 2
         s = 2 * minus_log_alpha / (q + (q * q + 4 * p * minus_log_alpha).sqrt())
         return (1 - s).clamp(0, 1)
@@ -237,7 +237,7 @@ class DiscreteVP(Schedule):
         alphas, sigmas, log_snrs = self._knots.to(t.device)
         left = (t.detach() * N).floor().long().clamp(0, N - 2)
         slope = (log_snrs[left + 1] - log_snrs[left]) * N
-        log_snr = log_snrs[left] + slope * (t - left / N)
+        log_snr = log_snrs[left] + slope * (t - left.double() / N)
         alpha, sigma = torch.sigmoid(2 * log_snr).sqrt(), torch.sigmoid(-2 * log_snr).sqrt()
         d_alpha, d_sigma = alpha * sigma**2 * slope, -sigma * alpha**2 * slope
         path = torch.stack([alpha, sigma, d_alpha, d_sigma])

@@ -25,9 +25,9 @@ class Table:
     A last axis may hold one solver for each sample of a batch.
     """
 
-    t: Float[Tensor, "n *batch"]
-    a: Float[Tensor, "m *batch"]
-    b: Float[Tensor, "m n *batch"]
+    t: Tensor
+    a: Tensor
+    b: Tensor
 
     def __post_init__(self) -> None:
         n, *batch = self.t.shape

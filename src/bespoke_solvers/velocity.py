@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from bespoke_solvers.schedules import Schedule, float64
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 Condition = Tensor | dict[str, Tensor] | None
-Prediction = Literal["flow", "epsilon", "v", "x-start", "score"]
+PREDICTIONS = ("flow", "epsilon", "v", "x-start", "score")
 NoiseSet = Literal["fit", "choose", "report"]
 
 LARGEST_SNR = 1e3  # where a prediction is divided by alpha or sigma, the domain ends at this snr or its inverse
@@ -34,7 +34,7 @@ class Coefficients(NamedTuple):
     output_weight: Tensor
 
 
-def coefficients(prediction: Prediction, schedule: Schedule, t: Tensor) -> Coefficients:
+def coefficients(prediction: str, schedule: Schedule, t: Tensor) -> Coefficients:
     """How the velocity follows from x and the network's output at t, in float64.
 
     Solves x = alpha x1 + sigma x0, u = d_alpha x1 + d_sigma x0 with the output that is known: flow = u itself; epsilon
@@ -54,7 +54,7 @@ def coefficients(prediction: Prediction, schedule: Schedule, t: Tensor) -> Coeff
         case "v":
             square = alpha**2 + sigma**2
             return Coefficients((alpha * d_alpha + sigma * d_sigma) / square, -path.wronskian / square)
-    raise ValueError(f"unknown prediction {prediction!r}; expected one of {', '.join(get_args(Prediction))}")
+    raise ValueError(f"unknown prediction {prediction!r}; expected one of {', '.join(PREDICTIONS)}")
 
 
 class Ends(NamedTuple):
@@ -91,7 +91,7 @@ def noise_seeds(noise_set: NoiseSet, seed: int, start: int, count: int) -> list[
     return [int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1 for name in names]
 
 
-def _default_domain(prediction: Prediction, schedule: Schedule) -> tuple[float, float]:
+def _default_domain(prediction: str, schedule: Schedule) -> tuple[float, float]:
     t_lo, t_hi = schedule.domain
     limit = torch.tensor(math.log(LARGEST_SNR), dtype=torch.float64)
     if prediction in ("epsilon", "score"):
@@ -124,7 +124,7 @@ class Model:
     velocity: Callable[..., Tensor]
     shape: tuple[int, ...]
     schedule: Schedule
-    prediction: Prediction = "flow"
+    prediction: str = "flow"
     domain: tuple[float, float] | None = None
     draw_condition: Callable[[torch.Generator], Any] | None = None
     network_time: Callable[[Tensor], Tensor] | None = None
@@ -133,10 +133,8 @@ class Model:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.prediction not in get_args(Prediction):
-            raise ValueError(
-                f"unknown prediction {self.prediction!r}; expected one of {', '.join(get_args(Prediction))}"
-            )
+        if self.prediction not in PREDICTIONS:
+            raise ValueError(f"unknown prediction {self.prediction!r}; expected one of {', '.join(PREDICTIONS)}")
         t_lo, t_hi = _default_domain(self.prediction, self.schedule) if self.domain is None else self.domain
         if not 0 <= t_lo < t_hi <= 1:
             raise ValueError(f"domain must be two times with 0 <= t_lo < t_hi <= 1, got {(t_lo, t_hi)}")
@@ -148,7 +146,7 @@ class Model:
         cls,
         network: Callable[..., Tensor],
         *,
-        prediction: Prediction,
+        prediction: str,
         schedule: Schedule,
         network_time: Callable[[Tensor], Tensor] | None = None,
         **fields: Any,
