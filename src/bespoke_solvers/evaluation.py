@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
+from bespoke_solvers.bank import Bank
 from bespoke_solvers.metrics import psnr, rmse
-from bespoke_solvers.reference import own_error, solve
 from bespoke_solvers.table import Table, sample
-from bespoke_solvers.velocity import Model, Noise, NoiseSet, noise_seeds
+from bespoke_solvers.velocity import Model, Noise, NoiseSet
 
 
 class Quality(NamedTuple):
@@ -21,26 +22,30 @@ class Quality(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Noise in batches with its exact samples, the evaluations of u that one of them took, and their own RMSE."""
+    """Noise in batches with its exact samples; the mean number of evaluations that one took, and their own RMSE."""
 
-    model: Model
     noise: list[Noise]
     x1: Tensor
     evaluations: float
     own_error: float
 
     @torch.no_grad()
-    def quality(self, table: Table) -> Quality:
-        """RMSE and PSNR of a table, which is first fitted to the model's start and domain by `Table.on`."""
-        on_model = table.detach().on(self.model)
-        x1 = torch.cat([sample(on_model, self.model.bind(noise.condition), noise.x0) for noise in self.noise])
+    def sample(self, table: Table, model: Model) -> Tensor:
+        """The table's samples from this noise; the table must be on the model (`Table.on`)."""
+        return torch.cat([sample(table, model.bind(noise.condition), noise.x0) for noise in self.noise])
+
+    def quality(self, table: Table, model: Model) -> Quality:
+        """RMSE and PSNR of a table on the model (`Table.on`)."""
+        x1 = self.sample(table, model)
         return Quality(rmse(x1, self.x1), psnr(x1, self.x1))
 
 
-def held_out(model: Model, noise_set: NoiseSet, seed: int, count: int, batch_size: int) -> HeldOut:
-    """The first `count` samples of a noise set with their exact ends."""
-    starts = range(0, count, batch_size)
-    noise = [model.noise(noise_seeds(noise_set, seed, i, min(batch_size, count - i))) for i in starts]
-    paths = [solve(model, batch) for batch in noise]
-    evaluations = sum(path.evaluations for path in paths) / len(paths)
-    return HeldOut(model, noise, torch.cat([path.x1 for path in paths]), evaluations, own_error(paths[0]))
+def held_out(bank: Bank, noise_set: NoiseSet, seed: int, count: int, progress: bool = False) -> HeldOut:
+    """The first `count` samples of a noise set, in whole batches, with their exact ends."""
+    indices = range(-(-count // bank.batch_size))
+    label = f"exact samples to {noise_set}"
+    batches = [
+        bank.samples(noise_set, seed, index) for index in tqdm(indices, desc=label, unit="batch", disable=not progress)
+    ]
+    noise, x1, evaluations = zip(*batches, strict=True)
+    return HeldOut(list(noise), torch.cat(x1), sum(evaluations) / len(batches), bank.own_error(noise_set, seed))

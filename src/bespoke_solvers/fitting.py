@@ -3,40 +3,51 @@
 import dataclasses
 import io
 import os
+import pickle
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from bespoke_solvers import families
+from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Bespoke
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.reference import Paths, solve
 from bespoke_solvers.solver import Solver, describe, write_atomically
-from bespoke_solvers.velocity import Counter, Model, noise_seeds
+from bespoke_solvers.velocity import Counter, Model
 
 Objective = Callable[[Bespoke, Paths], Tensor]
-PathSource = Callable[[int], Paths]
 
 OBJECTIVES: dict[str, Objective] = {"bound": bespoke_loss}
 
 
-def fresh_paths(model: Model, seed: int, batch_size: int) -> PathSource:
-    """New noise and a new solve for every iteration, as the paper prints it."""
-    return lambda iteration: solve(model, model.noise(noise_seeds("fit", seed, iteration * batch_size, batch_size)))
+class PathSource(NamedTuple):
+    """Where an iteration's batch of exact paths comes from, and how many batches there are (None: always new ones)."""
+
+    batch: Callable[[int], Paths]
+    batches: int | None
 
 
-def kept_paths(model: Model, seed: int, batch_size: int, count: int) -> PathSource:
-    """`count` paths, solved once; iterations go through their batches in turn."""
-    starts = range(0, count, batch_size)
-    batches = [solve(model, model.noise(noise_seeds("fit", seed, i, min(batch_size, count - i)))) for i in starts]
-    return lambda iteration: batches[iteration % len(batches)]
+def fresh_paths(bank: Bank, seed: int) -> PathSource:
+    """New noise and a new solve for every iteration, nothing kept: as the paper prints it."""
+
+    def batch(iteration: int) -> Paths:
+        return solve(bank.model, bank.noise("fit", seed, iteration), rtol=bank.rtol, atol=bank.atol)
+
+    return PathSource(batch, None)
+
+
+def kept_paths(bank: Bank, seed: int, count: int, progress: bool = False) -> PathSource:
+    """`count` paths of the bank; iterations go through their batches in turn."""
+    batches = bank.fill(seed, count, progress)
+    return PathSource(lambda iteration: bank.paths(seed, iteration % batches), batches)
 
 
 def fit(
@@ -48,10 +59,10 @@ def fit(
     seed: int = 0,
     paths: int | None = 256,
     iterations: int = 1000,
-    batch_size: int = 32,
     learning_rate: float = 2e-3,
     validation_paths: int = 256,
     validate_every: int = 25,
+    bank: Bank | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Solver:
@@ -60,21 +71,18 @@ def fit(
     family: `rk1`, `rk2`, or a `families.Bespoke` of one's own choice (another base method, time or scale alone).
     objective: `bound` (eq. 26), or a function of the family and a batch of paths that gives each path's loss.
     paths: how many exact paths are solved once and kept; None solves new ones in every iteration, as the paper does.
+    bank: where they are kept, in what batches; by default in memory, 32 at a time.
     checkpoint: a file written after each validation; where it exists, the fit goes on from it.
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
+    started = time.monotonic()
     learner = families.make(family, nfe) if isinstance(family, str) else family
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     if isinstance(objective, str) and objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}")
     loss_of = OBJECTIVES[objective] if isinstance(objective, str) else objective
-    counter = Counter(model.velocity)
-    counted = dataclasses.replace(model, velocity=counter)
-    started = time.monotonic()
-
-    choose = held_out(counted, "choose", seed, validation_paths, batch_size)
-    source = fresh_paths(counted, seed, batch_size) if paths is None else kept_paths(counted, seed, batch_size, paths)
+    bank = bank or Bank(model)
     settings = {
         "family": learner.name,
         "learn": learner.learn,
@@ -82,143 +90,143 @@ def fit(
         "nfe": nfe,
         "seed": seed,
         "paths": paths,
-        "batch_size": batch_size,
+        "batch_size": bank.batch_size,
         "learning_rate": learning_rate,
         "validation_paths": validation_paths,
         "validate_every": validate_every,
     }
-    run = _Run(learner, choose, settings, learning_rate, None if checkpoint is None else Path(checkpoint))
+
+    choose = held_out(bank, "choose", seed, validation_paths, progress)
+    source = fresh_paths(bank, seed) if paths is None else kept_paths(bank, seed, paths, progress)
+    run = _Run(learner, model, choose, settings, None if checkpoint is None else Path(checkpoint))
     run.resume()
-    with tqdm(
-        total=iterations, initial=run.iteration, desc=f"fit {learner.name}, {nfe} NFE", disable=not progress
-    ) as bar:
-        if not run.history:
-            run.validate(float("nan"))
-        bar.set_postfix(run.postfix())
-        while run.iteration < iterations:
-            loss = run.step(loss_of(learner, source(run.iteration)).mean())
-            bar.update()
-            if run.iteration % validate_every == 0 or run.iteration == iterations:
-                run.validate(loss)
-                bar.set_postfix(run.postfix())
+    run.go_on(loss_of, source, iterations, progress)
 
     learner.load_state_dict(run.best)
-    seconds = time.monotonic() - started
-    provenance = settings | {
-        "iterations": run.iteration,
-        "best_iteration": run.best_iteration,
-        "evaluations": counter.evaluations,
-        "seconds": round(seconds, 1),
-        "dtype": str(model.dtype),
-        "torch": str(torch.__version__),
-        "history": [list(row) for row in run.history],
-    }
-    return _finish(learner, model, seed, validation_paths, batch_size, provenance)
+    report = held_out(bank, "report", seed, validation_paths, progress)
+    history = {"iterations": run.iteration, "best_iteration": run.best_iteration}
+    cost = {"evaluations": run.evaluations, "seconds": round(time.monotonic() - started, 1)}
+    return _solver(learner, model, report, settings | cost | history | {"history": [list(row) for row in run.history]})
 
 
 class _Run:
     """What changes during a fit, and its checkpoint."""
 
     def __init__(
-        self,
-        learner: Bespoke,
-        choose: HeldOut,
-        settings: dict[str, Any],
-        learning_rate: float,
-        checkpoint: Path | None,
+        self, learner: Bespoke, model: Model, choose: HeldOut, settings: dict[str, Any], checkpoint: Path | None
     ) -> None:
         self.learner, self.choose, self.settings, self.checkpoint = learner, choose, settings, checkpoint
-        self.optimizer = torch.optim.Adam([p for p in learner.parameters() if p.requires_grad], lr=learning_rate)
+        self.counter = Counter(model.velocity)
+        self.model = dataclasses.replace(model, velocity=self.counter)
+        learned = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(learned, lr=settings["learning_rate"])
         self.iteration = 0
-        self.history: list[tuple[int, float | None, float]] = []
-        self.best: dict[str, Tensor] = {}
         self.best_iteration = 0
+        self.best: dict[str, Tensor] = {}
+        self.history: list[tuple[int, float | None, float]] = []
+        # The cost in evaluations of u: exact paths (a kept one once), tables and losses, gradients of losses.
+        self.evaluations = {"reference": 0, "forward": 0, "backward": 0}
 
-    def step(self, loss: Tensor) -> float:
+    def go_on(self, loss_of: Objective, source: PathSource, iterations: int, progress: bool) -> None:
+        """Train up to `iterations`, with a validation at the start, at the end and every now and then."""
+        name, nfe, every = self.settings["family"], self.settings["nfe"], self.settings["validate_every"]
+        with tqdm(total=iterations, initial=self.iteration, desc=f"{name}, {nfe} NFE", disable=not progress) as bar:
+            if not self.history:
+                self.evaluations["reference"] += round(self.choose.evaluations * len(self.choose.x1))
+                self.validate(None)
+            bar.set_postfix(self.postfix())
+            while self.iteration < iterations:
+                paths = source.batch(self.iteration)
+                if source.batches is None or self.iteration < source.batches:
+                    self.evaluations["reference"] += paths.evaluations * len(paths.x1)
+                loss = self.step(loss_of, paths)
+                bar.update()
+                if self.iteration % every == 0 or self.iteration == iterations:
+                    self.validate(loss)
+                    bar.set_postfix(self.postfix())
+
+    def step(self, loss_of: Objective, paths: Paths) -> float:
         """One step of Adam."""
-        value = loss.item()
+        before = self.counter.evaluations
+        loss = loss_of(self.learner, dataclasses.replace(paths, model=self.model)).mean()
         if not torch.isfinite(loss):
             raise ValueError(
-                f"the loss is {value} at iteration {self.iteration}: check that the velocity is finite where it is used"
+                f"the loss is {loss.item()} at iteration {self.iteration}; the velocity must be finite everywhere"
             )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        self.evaluations["forward"] += self.counter.evaluations - before
+        self.evaluations["backward"] += self.counter.evaluations - before
         self.iteration += 1
-        return value
+        return loss.item()
 
-    def validate(self, loss: float) -> None:
+    def validate(self, loss: float | None) -> None:
         """Measure the table on the choosing set, keep the best, and write the checkpoint."""
-        rmse = self.choose.quality(self.learner()).rmse
+        rmse = self.choose.quality(self.learner().detach().on(self.model), self.model).rmse
+        self.evaluations["forward"] += self.learner.nfe * len(self.choose.x1)
         if not self.history or rmse < min(row[2] for row in self.history):
             self.best = {name: value.clone() for name, value in self.learner.state_dict().items()}
             self.best_iteration = self.iteration
-        self.history.append((self.iteration, None if loss != loss else loss, rmse))
+        self.history.append((self.iteration, loss, rmse))
         if self.checkpoint is not None:
             buffer = io.BytesIO()
-            torch.save(self._state(), buffer)
+            torch.save({name: getattr(self, name) for name in self.CHANGING} | self._states(), buffer)
             write_atomically(self.checkpoint, buffer.getvalue())
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "settings": self.settings,
-            "iteration": self.iteration,
-            "history": self.history,
-            "best": self.best,
-            "best_iteration": self.best_iteration,
-            "learner": self.learner.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+    CHANGING = ("settings", "iteration", "best_iteration", "best", "history", "evaluations")
+
+    def _states(self) -> dict[str, Any]:
+        return {"learner": self.learner.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one; refuse one of another fit."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        state = torch.load(self.checkpoint, weights_only=True)
+        try:
+            kept = torch.load(self.checkpoint, weights_only=True)
+            settings = kept["settings"]
+        except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            raise ValueError(
+                f"{self.checkpoint} is not a checkpoint of a fit; remove it or name another file"
+            ) from error
         for name, value in self.settings.items():
-            if state["settings"].get(name) != value:
+            if settings.get(name) != value:
                 raise ValueError(
-                    f"{self.checkpoint} belongs to a fit with {name} = {state['settings'].get(name)}, this one has "
+                    f"{self.checkpoint} belongs to a fit with {name} = {settings.get(name)}, this one has "
                     f"{name} = {value}; give the same settings or remove the file"
                 )
-        self.iteration, self.history, self.best = state["iteration"], state["history"], state["best"]
-        self.best_iteration = state["best_iteration"]
-        self.learner.load_state_dict(state["learner"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for name in self.CHANGING:
+            setattr(self, name, kept[name])
+        self.learner.load_state_dict(kept["learner"])
+        self.optimizer.load_state_dict(kept["optimizer"])
 
     def postfix(self) -> dict[str, str]:
         """Validation RMSE: now, at its best, and of the base method."""
         errors = [row[2] for row in self.history]
-        return {
-            "rmse": f"{errors[-1]:.4f}",
-            "best": f"{min(errors):.4f}",
-            self.learner.tableau.name: f"{errors[0]:.4f}",
-        }
+        base = self.learner.tableau.name
+        return {"rmse": f"{errors[-1]:.4f}", "best": f"{min(errors):.4f}", base: f"{errors[0]:.4f}"}
 
 
-def _finish(
-    learner: Bespoke, model: Model, seed: int, count: int, batch_size: int, provenance: dict[str, Any]
-) -> Solver:
-    """The solver, with its quality on the reporting set."""
-    table = learner().detach()
-    base = families.Bespoke(learner.n, learner.tableau)().detach()
-    report = held_out(model, "report", seed, count, batch_size)
-    quality, baseline = report.quality(table), report.quality(base)
+def _solver(learner: Bespoke, model: Model, report: HeldOut, provenance: dict[str, Any]) -> Solver:
+    """The solver, with its quality on the reporting set beside that of its base method."""
+    table = learner().detach().on(model)
+    base = Bespoke(learner.n, learner.tableau)().detach().on(model)
+    quality, baseline = report.quality(table, model), report.quality(base, model)
     if report.own_error > quality.rmse / 5:
         warnings.warn(
             f"the reference's own RMSE, {report.own_error:.1e}, is over a fifth of the solver's, {quality.rmse:.1e}, "
-            "and limits the fit and its figures; run the network in full float32",
+            "and limits the fit and its figures; run the network in full float32 or give a bank of smaller tolerances",
             stacklevel=3,
         )
-    on_model = table.on(model)
     return Solver(
-        table=on_model,
+        table=table,
         family=learner.name,
         theta={name: value.tolist() for name, value in learner.state_dict().items()},
         model=describe(model),
-        fit=provenance,
+        fit=provenance | {"dtype": str(model.dtype), "torch": str(torch.__version__)},
         validation={
-            "samples": count,
+            "samples": len(report.x1),
             "rmse": quality.rmse,
             "psnr": quality.psnr,
             "baseline": learner.tableau.name,
@@ -227,5 +235,5 @@ def _finish(
             "reference_evaluations": report.evaluations,
             "reference_error": report.own_error,
         },
-        network_time=None if model.network_time is None else model.network_time(on_model.t).tolist(),
+        network_time=None if model.network_time is None else model.network_time(table.t).tolist(),
     )

@@ -56,11 +56,38 @@ def describe(model: Model) -> dict[str, Any]:
         "domain": list(model.domain or ()),
         "guidance": model.guidance,
         "shape": list(model.shape),
+        "fingerprint": fingerprint(model),
     }
+
+
+@torch.no_grad()
+def fingerprint(model: Model) -> list[float]:
+    """A few numbers that tell models apart: u at three times on two fixed samples, to four digits."""
+    noise = model.noise([0, 1])
+    u, probe = model.bind(noise.condition), noise.x0.flip(0)
+    times = torch.linspace(model.t_lo, model.t_hi, 5, dtype=torch.float64)[1:-1].to(noise.x0)
+    sigmas = model.schedule(times).sigma.to(noise.x0)
+    values = [u(t, sigma * noise.x0) for t, sigma in zip(times, sigmas, strict=True)]
+    return [
+        float(f"{number:.4g}") for value in values for number in (value.square().mean().sqrt(), (value * probe).mean())
+    ]
+
+
+def differences(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields of two model descriptions that differ, the fingerprint by more than devices and precisions explain."""
+    fields = {name: (kept.get(name), given.get(name)) for name in given if name != "fingerprint"}
+    was, now = kept.get("fingerprint"), given["fingerprint"]
+    found = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
+    tolerance = 0.01 * max(map(abs, now))
+    if was is None or len(was) != len(now) or any(abs(a - b) > tolerance for a, b in zip(was, now, strict=True)):
+        found["fingerprint"] = (was, now)
+    return found
 
 
 def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
     """One file with the tables of several solvers of the same model."""
+    if not solvers:
+        raise ValueError("there is no solver to save")
     if len({solver.nfe for solver in solvers}) < len(solvers) or any(s.model != solvers[0].model for s in solvers):
         raise ValueError("the solvers of a file must belong to one model and differ in nfe")
     content = {
@@ -138,7 +165,10 @@ def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
         )
     model, tables = (_field(content, name, dict, str(path)) for name in ("model", "tables"))
     if nfe is None and len(tables) == 1:
-        (nfe,) = map(int, tables)
+        (only,) = tables
+        if not only.isdecimal():
+            raise ValueError(f"{path}: table {only!r} is not a number of evaluations")
+        nfe = int(only)
     if nfe is None or str(nfe) not in tables:
         asked = "no nfe was given" if nfe is None else f"nfe = {nfe} was asked for"
         raise ValueError(f"{path} holds tables for nfe = {', '.join(tables)}; {asked}, choose one of these")

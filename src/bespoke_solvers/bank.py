@@ -1,0 +1,156 @@
+"""A bank of exact paths: each is solved once, kept in memory or in a folder, and used by every fit for its model."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from bespoke_solvers.reference import Paths, own_error, regular_schedule, solve
+from bespoke_solvers.solver import describe, differences, write_atomically
+from bespoke_solvers.velocity import Ends, Model, Noise, NoiseSet, noise_seeds
+
+GIB = 2**30
+
+
+class BankFullError(RuntimeError):
+    """The byte budget leaves no room for what was asked for."""
+
+
+@dataclass
+class Bank:
+    """The exact paths of one model, in batches that are solved together.
+
+    Batch `index` of a noise set is a function of the model, the seed and `batch_size` alone, so a bank can be filled in
+    any order and at any time. With a folder, each batch is a safetensors file that appears whole or not at all, and an
+    interrupted run loses the batch it was solving. `budget` is the most bytes that the bank may take.
+    """
+
+    model: Model
+    folder: str | os.PathLike[str] | None = None
+    batch_size: int = 32
+    budget: int = 4 * GIB
+    rtol: float = 1e-5
+    atol: float = 1e-5
+    _kept: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {self.batch_size}")
+        if self.folder is None:
+            return
+        self.folder = Path(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        card = self.folder / "bank.json"
+        mine: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "rtol": self.rtol,
+            "atol": self.atol,
+            "model": describe(self.model),
+        }
+        if not card.exists():
+            write_atomically(card, json.dumps(mine, indent=2).encode())
+            return
+        kept = json.loads(card.read_text())
+        other = differences(kept["model"], mine["model"]) | {
+            name: (kept[name], mine[name]) for name in ("batch_size", "rtol", "atol") if kept[name] != mine[name]
+        }
+        if other:
+            named = "; ".join(f"{name} is {was} there and {now} here" for name, (was, now) in other.items())
+            raise ValueError(
+                f"the bank in {self.folder} belongs to another model or setting: {named}. Use another folder"
+            )
+
+    def noise(self, noise_set: NoiseSet, seed: int, index: int) -> Noise:
+        """The starting points of a batch."""
+        return self.model.noise(noise_seeds(noise_set, seed, index * self.batch_size, self.batch_size))
+
+    def paths(self, seed: int, index: int) -> Paths:
+        """A batch of paths of the fitting set, with their dense output."""
+        noise = self.noise("fit", seed, index)
+
+        def make() -> dict[str, Tensor]:
+            paths = self._solve(noise)
+            names = {name: getattr(paths, name) for name in ("r", "x", "dx", "middle")}
+            return names | {"x0": paths.ends.x0, "x1": paths.ends.x1, "evaluations": torch.tensor(paths.evaluations)}
+
+        kept = self._keep(f"fit-{seed}-{index:06d}", make)
+        x, dx, middle, x0, x1 = (kept[name].to(self.model.device) for name in ("x", "dx", "middle", "x0", "x1"))
+        regular = regular_schedule(self.model)
+        return Paths(self.model, noise, regular, kept["r"], x, dx, middle, Ends(x0, x1), int(kept["evaluations"]))
+
+    def samples(self, noise_set: NoiseSet, seed: int, index: int) -> tuple[Noise, Tensor, int]:
+        """A batch of another set: its noise, its exact samples, and the evaluations that each of them took."""
+        noise = self.noise(noise_set, seed, index)
+
+        def make() -> dict[str, Tensor]:
+            paths = self._solve(noise)
+            return {"x1": paths.x1, "evaluations": torch.tensor(paths.evaluations)}
+
+        kept = self._keep(f"{noise_set}-{seed}-{index:06d}", make)
+        return noise, kept["x1"].to(self.model.device), int(kept["evaluations"])
+
+    def own_error(self, noise_set: NoiseSet, seed: int) -> float:
+        """The RMSE of the set's first samples against the same ones solved to a tenth of the tolerance."""
+        noise, x1, _ = self.samples(noise_set, seed, 0)
+
+        def make() -> dict[str, Tensor]:
+            error = own_error(self.model, noise, x1, rtol=self.rtol, atol=self.atol)
+            return {"rmse": torch.tensor(error, dtype=torch.float64)}
+
+        return float(self._keep(f"{noise_set}-{seed}-error", make)["rmse"])
+
+    def fill(self, seed: int, count: int, progress: bool = False) -> int:
+        """Solve `count` paths of the fitting set in whole batches; returns how many batches the budget allowed."""
+        batches = -(-count // self.batch_size)
+        for index in tqdm(range(batches), desc="exact paths", unit="batch", disable=not progress):
+            try:
+                self.paths(seed, index)
+            except BankFullError as full:
+                if index == 0:
+                    raise
+                warnings.warn(f"{full} The fit goes on with {index * self.batch_size} paths.", stacklevel=3)
+                return int(index)
+        return batches
+
+    def _solve(self, noise: Noise) -> Paths:
+        return solve(self.model, noise, rtol=self.rtol, atol=self.atol)
+
+    def _keep(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """What was kept under that name, or else what `make` makes, kept from now on."""
+        if self.folder is None:
+            if name not in self._kept:
+                made = make()
+                self._check_budget(sum(_bytes(values) for values in self._kept.values()), _bytes(made))
+                self._kept[name] = made
+            return self._kept[name]
+        path = Path(self.folder) / f"{name}.safetensors"
+        if not path.exists():
+            made = {key: value.cpu().contiguous() for key, value in make().items()}
+            content = to_bytes(made)
+            self._check_budget(sum(file.stat().st_size for file in path.parent.iterdir()), len(content))
+            write_atomically(path, content)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): remove it, and it is solved again") from error
+
+    def _check_budget(self, used: int, more: int) -> None:
+        if used + more > self.budget:
+            raise BankFullError(
+                f"a batch of {self.batch_size} takes {more / GIB:.2g} GiB, which with the {used / GIB:.2g} GiB kept "
+                f"already exceeds the budget of {self.budget / GIB:.2g} GiB; raise it or make the batches smaller."
+            )
+
+
+def _bytes(values: dict[str, Tensor]) -> int:
+    return sum(value.numel() * value.element_size() for value in values.values())

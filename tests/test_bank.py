@@ -1,0 +1,126 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from bespoke_solvers import reference, toy
+from bespoke_solvers.bank import Bank, BankFullError
+from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.metrics import psnr, rmse
+from bespoke_solvers.schedules import VP
+from bespoke_solvers.table import sample
+from bespoke_solvers.velocity import Counter, Model
+
+
+@pytest.fixture
+def counter():
+    return Counter(toy.checkerboard().velocity)
+
+
+@pytest.fixture
+def model(counter):
+    return dataclasses.replace(toy.checkerboard(), velocity=counter)
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_a_batch_is_solved_once_and_comes_back_whole(model, counter, tmp_path, where):
+    folder = tmp_path / "bank" if where == "folder" else None
+    bank = Bank(model, folder, batch_size=4)
+    exact = reference.solve(model, bank.noise("fit", 7, 2))
+    first = bank.paths(7, 2)
+    calls = counter.calls
+    again = (Bank(model, folder, batch_size=4) if folder else bank).paths(7, 2)
+    assert counter.calls - calls <= 3, "at most a fingerprint"
+    t = torch.linspace(0, 1, 7, dtype=torch.float64)
+    for paths in (first, again):
+        assert torch.equal(paths.at(t).x, exact.at(t).x)
+        assert torch.equal(paths.x1, exact.x1)
+        assert paths.evaluations == exact.evaluations
+
+
+def test_eps_vp_paths_survive_the_folder(tmp_path):
+    """Also the part of a path after the domain, and the regular schedule on which it was solved."""
+    toy_vp = toy.load("toy:checkerboard-vp")
+    model = Model(velocity=toy_vp.velocity, shape=(2,), schedule=VP(), prediction="epsilon", domain=(0.0, 0.9))
+    t = torch.tensor([0.3, 0.95, 1.0], dtype=torch.float64)
+    made, read = (Bank(model, tmp_path, batch_size=4).paths(0, 0).at(t) for _ in range(2))
+    assert torch.equal(made.x, read.x)
+    assert torch.equal(made.x, reference.solve(model, Bank(model, batch_size=4).noise("fit", 0, 0)).at(t).x)
+
+
+def test_a_bank_grows_without_solving_again(model, counter, tmp_path):
+    Bank(model, tmp_path, batch_size=4).fill(0, 8)
+    files = {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    assert sorted(files) == ["bank.json", "fit-0-000000.safetensors", "fit-0-000001.safetensors"]
+    assert Bank(model, tmp_path, batch_size=4).fill(0, 13) == 4
+    after = {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    assert len(after) == 5
+    assert files.items() <= after.items()
+
+
+def test_unfinished_files_of_a_crash_are_no_paths(model, tmp_path):
+    bank = Bank(model, tmp_path, batch_size=4)
+    (tmp_path / ".fit-0-000000.safetensors.123.unfinished").write_bytes(b"half a batch")
+    assert bank.paths(0, 0).x1.shape == (4, 2)
+
+
+def test_a_damaged_file_is_named(model, tmp_path):
+    bank = Bank(model, tmp_path, batch_size=4)
+    bank.fill(0, 4)
+    file = tmp_path / "fit-0-000000.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"fit-0-000000.safetensors is damaged .*remove it"):
+        bank.paths(0, 0)
+
+
+def test_a_bank_of_another_model_is_refused(model, tmp_path):
+    Bank(model, tmp_path, batch_size=4)
+    other = dataclasses.replace(model, velocity=lambda t, x: 1.1 * toy.checkerboard().velocity(t, x))
+    with pytest.raises(ValueError, match="another model or setting: fingerprint"):
+        Bank(other, tmp_path, batch_size=4)
+    with pytest.raises(ValueError, match=r"schedule is .*CondOT.* there and .*VP.* here"):
+        Bank(toy.load("toy:checkerboard-vp"), tmp_path, batch_size=4)
+    with pytest.raises(ValueError, match="batch_size is 4 there and 8 here"):
+        Bank(model, tmp_path, batch_size=8)
+    assert Bank(model, tmp_path, batch_size=4).batch_size == 4
+
+
+def test_rounding_does_not_make_another_model(model, tmp_path):
+    Bank(model, tmp_path, batch_size=4)
+    half = dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x).bfloat16().float())
+    assert Bank(half, tmp_path, batch_size=4).folder == tmp_path
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_the_byte_budget_is_kept(model, tmp_path, where):
+    folder = tmp_path if where == "folder" else None
+    bank = Bank(model, folder, batch_size=4, budget=20_000)
+    with pytest.warns(UserWarning, match=r"exceeds the budget of .*goes on with (\d+) paths"):
+        batches = bank.fill(0, 1000)
+    assert 2 <= batches < 30
+    assert bank.fill(0, 4 * batches) == batches
+    if folder:
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 20_000
+    with pytest.raises(BankFullError, match="raise it or make the batches smaller"):
+        Bank(model, batch_size=4, budget=100).fill(0, 4)
+
+
+def test_held_out_quality_is_that_of_the_samples(model, tmp_path):
+    from bespoke_solvers.generic import baseline
+
+    bank = Bank(model, tmp_path, batch_size=4)
+    held = held_out(bank, "report", 3, 10)
+    assert len(held.x1) == 12, "whole batches"
+    noise = torch.cat([bank.noise("report", 3, i).x0 for i in range(3)])
+    got = sample(baseline("euler", 5), model.bind(), noise)
+    assert held.quality(baseline("euler", 5), model) == (rmse(got, held.x1), psnr(got, held.x1))
+    assert 0 < held.own_error < 1e-4
+    assert held.evaluations > 20
+
+
+def test_the_card_is_readable(model, tmp_path):
+    Bank(model, tmp_path, batch_size=4)
+    card = json.loads((tmp_path / "bank.json").read_text())
+    assert card["model"]["schedule"] == {"name": "CondOT"}
+    assert len(card["model"]["fingerprint"]) == 6

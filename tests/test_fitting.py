@@ -1,0 +1,204 @@
+import dataclasses
+
+import pytest
+import torch
+
+import bespoke_solvers
+from bespoke_solvers import Model, families, fitting, reference, toy
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.generic import HEUN
+from bespoke_solvers.schedules import CondOT
+from bespoke_solvers.velocity import Counter
+from problems import F64
+
+QUICK = {
+    "nfe": 6,
+    "iterations": 30,
+    "paths": 16,
+    "validation_paths": 16,
+    "validate_every": 10,
+    "progress": False,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.checkerboard()
+
+
+def fit(model, **options):
+    """A fit in batches of eight."""
+    options.setdefault("bank", Bank(model, batch_size=8))
+    return bespoke_solvers.fit(model, **options)
+
+
+def entries(solver):
+    return torch.cat([solver.table.t, solver.table.a, solver.table.b.flatten()])
+
+
+def test_a_fit_is_deterministic_for_a_seed(model):
+    one, two, other = (fit(model, seed=seed, **QUICK) for seed in (0, 0, 1))
+    assert torch.equal(entries(one), entries(two))
+    assert not torch.equal(entries(one), entries(other))
+
+
+@pytest.mark.parametrize("paths", [16, None])
+def test_an_interrupted_fit_ends_where_an_undisturbed_one_does(model, tmp_path, monkeypatch, paths):
+    options = QUICK | {"paths": paths}
+    whole = fit(model, **options)
+    checkpoint = tmp_path / "fit.ckpt"
+    steps = []
+
+    def stops(family, batch):
+        steps.append(1)
+        if len(steps) == 17:
+            raise KeyboardInterrupt
+        return fitting.bespoke_loss(family, batch)
+
+    monkeypatch.setitem(fitting.OBJECTIVES, "bound", stops)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, checkpoint=checkpoint, **options)
+    resumed = fit(model, checkpoint=checkpoint, **options)
+    assert len(steps) == 17 + 20, "the work since iteration 10 was lost, not more"
+    assert torch.equal(entries(resumed), entries(whole))
+    assert resumed.fit["history"] == whole.fit["history"]
+    assert [file.name for file in tmp_path.iterdir()] == ["fit.ckpt"]
+
+
+def test_a_checkpoint_of_another_fit_is_refused(model, tmp_path):
+    fit(model, checkpoint=tmp_path / "c", **QUICK)
+    with pytest.raises(ValueError, match=r"belongs to a fit with nfe = 6, this one has nfe = 8"):
+        fit(model, checkpoint=tmp_path / "c", **QUICK | {"nfe": 8})
+
+
+def test_more_iterations_go_on_from_a_finished_fit(model, tmp_path):
+    fit(model, checkpoint=tmp_path / "c", **QUICK)
+    longer = fit(model, checkpoint=tmp_path / "c", **QUICK | {"iterations": 50})
+    assert torch.equal(entries(longer), entries(fit(model, **QUICK | {"iterations": 50})))
+
+
+def test_the_best_iteration_is_kept(model):
+    """With a learning rate that destroys the solver, an earlier one is what comes back."""
+    solver = fit(model, learning_rate=1.0, **QUICK)
+    errors = [rmse for _, _, rmse in solver.fit["history"]]
+    assert solver.fit["best_iteration"] == 10 * errors.index(min(errors))
+    assert min(errors) < errors[-1]
+    assert solver.fit["best_iteration"] < 30
+    found = families.make("rk2", 6)
+    found.load_state_dict({name: torch.tensor(value, dtype=F64) for name, value in solver.theta.items()})
+    assert torch.equal(found().b, solver.table.b)
+
+
+def test_the_three_noise_sets_are_used_for_their_purposes(model, monkeypatch):
+    used = []
+
+    def spy(model, noise, **options):
+        used.append(noise.x0[0])
+        return reference.solve(model, noise, **options)
+
+    monkeypatch.setattr("bespoke_solvers.bank.solve", spy)
+    fit(model, **QUICK)
+    bank = Bank(model, batch_size=8)
+    expected = [bank.noise(noise_set, 0, i).x0[0] for noise_set in ("choose", "fit", "report") for i in (0, 1)]
+    assert torch.equal(torch.stack(used), torch.stack(expected)), "and no batch is solved twice"
+
+
+def test_kept_paths_are_solved_once(model):
+    counter = Counter(model.velocity)
+    bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=8)
+    kept, fresh = fitting.kept_paths(bank, seed=0, count=20), fitting.fresh_paths(bank, seed=0)
+    calls = counter.calls
+    batches = [kept.batch(i) for i in range(6)]
+    assert counter.calls == calls
+    assert kept.batches == 3
+    assert all(torch.equal(batches[i].x1, batches[i + 3].x1) for i in range(3))
+    assert torch.equal(fresh.batch(1).x1, batches[1].x1)
+    assert not torch.equal(fresh.batch(4).x1, batches[4].x1)
+    assert counter.calls > calls
+
+
+def test_evaluations_are_accounted_for(model):
+    counter = Counter(model.velocity)
+    counted = dataclasses.replace(model, velocity=counter)
+    bank = Bank(counted, batch_size=8)
+    spent = fit(counted, bank=bank, **QUICK).fit["evaluations"]
+    assert spent["backward"] == 30 * 6 * 8
+    assert spent["forward"] == spent["backward"] + 4 * 6 * 16
+    exact = [bank.paths(0, i).evaluations for i in (0, 1)] + [bank.samples("choose", 0, i)[2] for i in (0, 1)]
+    assert spent["reference"] == 8 * sum(exact)
+    assert spent["reference"] + spent["forward"] < counter.evaluations, "reporting is no part of the fit"
+    again = fit(counted, bank=bank, **QUICK).fit["evaluations"]
+    assert again == spent, "what was in the bank already counts the same"
+
+
+@pytest.mark.parametrize(("learn", "fixed"), [("time", ("theta_s", "theta_ds")), ("scale", ("theta_t", "theta_dt"))])
+def test_only_time_or_only_scale_is_learned(model, learn, fixed):
+    solver = fit(model, family=families.make("rk2", 6, learn), **QUICK)
+    start = families.make("rk2", 6).state_dict()
+    for name, value in solver.theta.items():
+        assert (value == start[name].tolist()) == (name in fixed), name
+
+
+def test_another_base_method_can_be_fitted(model):
+    solver = fit(model, family=families.Bespoke(3, HEUN), learning_rate=0.02, **QUICK)
+    assert solver.family == "heun"
+    assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
+
+
+def test_an_objective_of_ones_own(model):
+    def end_point(family, paths):
+        from bespoke_solvers.metrics import norm
+        from bespoke_solvers.table import sample
+
+        return norm(sample(family().on(paths.model), paths.model.bind(), paths.noise.x0) - paths.x1)
+
+    solver = fit(model, objective=end_point, **QUICK)
+    assert solver.fit["objective"] == "end_point"
+    assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
+
+
+def test_conditional_models_are_fitted():
+    centres = torch.tensor([[1.0, 0.0], [-1.0, 0.5], [0.0, -1.0]], dtype=F64)
+    fields = [toy.mixture_velocity(centre[None], 0.2, CondOT()) for centre in centres]
+
+    def velocity(t, x, label):
+        rows = [fields[k](s, y[None]) for k, s, y in zip(label.tolist(), t.expand(len(x)), x, strict=True)]
+        return torch.cat(rows)
+
+    model = Model(
+        velocity=velocity,
+        shape=(2,),
+        schedule=CondOT(),
+        draw_condition=lambda generator: torch.randint(3, (), generator=generator),
+    )
+    solver = fit(model, **QUICK | {"iterations": 10})
+    assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_fit(model):
+    with pytest.raises(ValueError, match="loss is nan at iteration 0"):
+        fit(model, objective=lambda family, paths: family.theta_t.sum()[None] * torch.nan, **QUICK)
+
+
+def test_wrong_requests_are_named(model):
+    with pytest.raises(ValueError, match="unknown objective 'mse'; expected one of bound"):
+        fit(model, nfe=6, objective="mse")
+    with pytest.raises(ValueError, match="multiple of 2, got 7"):
+        fit(model, nfe=7)
+    with pytest.raises(ValueError, match="family has 6 evaluations, but nfe = 8"):
+        fit(model, nfe=8, family=families.make("rk2", 6))
+
+
+def test_a_reference_too_rough_for_the_solver_is_reported(model, monkeypatch):
+    monkeypatch.setattr("bespoke_solvers.bank.own_error", lambda *arguments, **options: 1.0)
+    with pytest.warns(UserWarning, match="reference's own RMSE, 1.0e\\+00, is over a fifth of the solver's"):
+        fit(model, **QUICK)
+
+
+def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
+    fit(model, **QUICK | {"progress": True})
+    shown = capsys.readouterr().err
+    assert "rk2, 6 NFE" in shown
+    assert "exact paths" in shown
+    assert "rmse=0." in shown
+    assert "midpoint=0." in shown

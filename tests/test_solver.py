@@ -1,0 +1,160 @@
+import json
+import math
+
+import pytest
+import torch
+
+from bespoke_solvers import Solver, Table, load, schedules
+from bespoke_solvers.generic import baseline
+from bespoke_solvers.solver import describe, save
+from bespoke_solvers.table import sample
+from bespoke_solvers.velocity import Counter, Model
+from problems import F64, mixture, points
+
+
+def make(nfe: int = 4, schedule: schedules.Schedule | None = None) -> Solver:
+    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule or schedules.VP(), prediction="epsilon")
+    return Solver(
+        table=baseline("midpoint", nfe).on(model),
+        family="rk2",
+        theta={"theta_t": [1.0, 0.1, 1 / 3]},
+        model=describe(model),
+        fit={"objective": "bound", "seed": 0},
+        validation={"rmse": 0.01},
+        network_time=[750.0, 500.0, 250.0, 0.1],
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "s.json"
+
+
+def same(one: Table, other: Table) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("t", "a", "b"))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.CondOT(),
+        schedules.Cosine(),
+        schedules.VP(B=12.0),
+        schedules.EDM(rho=5.0),
+        schedules.DiscreteVP((0.9, 0.5, 0.1)),
+    ],
+)
+def test_a_file_gives_back_what_was_saved(path, schedule):
+    solver = make(schedule=schedule)
+    solver.save(path)
+    again = load(path)
+    assert same(again.table, solver.table), "to the last bit"
+    for name in ("family", "theta", "fit", "validation", "network_time"):
+        assert getattr(again, name) == getattr(solver, name)
+    assert again.model == json.loads(json.dumps(solver.model))
+
+
+def test_a_solver_samples_with_nfe_calls(path):
+    solver, counter, x0 = make(), Counter(mixture(schedules.VP())), points()
+    x1 = solver.sample(counter, x0)
+    assert counter.calls == solver.nfe == 4
+    torch.testing.assert_close(x1, sample(solver.table, mixture(schedules.VP()), x0))
+
+
+def test_a_file_of_several_tables(path):
+    save([make(8), make(4), make(6)], path)
+    assert load(path, nfe=6).nfe == 6
+    with pytest.raises(ValueError, match=r"holds tables for nfe = 4, 6, 8; no nfe was given"):
+        load(path)
+    with pytest.raises(ValueError, match=r"holds tables for nfe = 4, 6, 8; nfe = 5 was asked for"):
+        load(path, nfe=5)
+
+
+def test_the_file_is_json_that_a_person_can_read(path):
+    make().save(path)
+    content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert content["format"] == "bespoke-solver"
+    assert content["model"]["schedule"] == {"name": "VP", "B": 20.0, "b": 0.1}
+    assert max(map(len, path.read_text().splitlines())) < 200
+    assert [line for line in path.read_text().splitlines() if line.strip().startswith('"a": [1.0, 1.0')]
+
+
+def test_infinite_log_snr_is_kept_as_null(path):
+    solver = make(schedule=schedules.CondOT())
+    Solver(baseline("euler", 2), model=solver.model).save(path)
+    assert json.loads(path.read_text())["tables"]["2"]["log_snr"] == [None, 0.0]
+    assert load(path).nfe == 2
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def table_of(content):
+    return content["tables"]["4"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda c: c.update(format="safetensors"), "field 'format' is 'safetensors', expected 'bespoke-solver'"),
+        (lambda c: c.update(version=99), "field 'version' is 99, expected 1; update"),
+        (lambda c: c.pop("model"), "field 'model' is missing"),
+        (lambda c: c.update(tables=[]), "field 'tables' is list, expected dict"),
+        (lambda c: table_of(c).pop("b"), "table 4: field 'b' is missing"),
+        (lambda c: table_of(c).update(t="0, 1"), "table 4: field 't' is str, expected list"),
+        (lambda c: table_of(c)["t"].append(0.5), "table 4: a has the shape"),
+        (lambda c: table_of(c)["t"].__setitem__(1, "0.5"), "table 4: "),
+        (lambda c: table_of(c)["b"][0].__setitem__(3, 1.0), "table 4: b must be zero on and above"),
+        (lambda c: table_of(c)["b"][2].pop(), "table 4: "),
+        (lambda c: table_of(c)["t"].__setitem__(1, 0.31), "field 'log_snr' does not belong to the times"),
+        (lambda c: c["model"]["schedule"].update(B=10.0), "field 'log_snr' does not belong"),
+        (lambda c: table_of(c)["a"].__setitem__(1, math.nan), "a holds a number that is not finite"),
+        (lambda c: c["tables"].update({"6": c["tables"].pop("4")}), "has 4 evaluations, expected 6"),
+        (lambda c: c.update(tables={"four": table_of(c)}), "'four' is not a number of evaluations"),
+    ],
+)
+def test_an_edited_file_is_refused_and_the_field_named(path, change, named):
+    make().save(path)
+    edit(path, change)
+    with pytest.raises(ValueError, match=named) as error:
+        load(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_truncated_or_foreign_file_is_refused(path):
+    make().save(path)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"\x89PNG\r\n\x1a\n\xff\xfe", b"[1, 2]", b"3"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="not a solver file"):
+            load(path)
+
+
+def test_a_failed_save_leaves_the_old_file(path):
+    make().save(path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="Out of range float"):
+        Solver(baseline("euler", 4), model=make().model, fit={"loss": math.nan}).save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["s.json"]
+
+
+def test_solvers_of_different_models_do_not_share_a_file(path):
+    with pytest.raises(ValueError, match="one model"):
+        save([make(4), make(6, schedules.CondOT())], path)
+    with pytest.raises(ValueError, match="differ in nfe"):
+        save([make(4), make(4)], path)
+    with pytest.raises(ValueError, match="no solver"):
+        save([], path)
+
+
+def test_a_schedule_from_elsewhere_is_described_but_not_checked(path):
+    class Own(schedules.CondOT):
+        pass
+
+    make(schedule=Own()).save(path)
+    assert load(path).model["schedule"] == {"name": "Own"}
+    assert load(path).table.t.dtype == F64
