@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two processes with one thread each: torch threads that compete for busy cores are many times slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: install test lint bench clean
+.PHONY: install demo test lint bench clean
 
 install: .venv/installed
 
@@ -12,6 +12,9 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+demo: install
+	$(BIN)/bespoke demo
 
 test: install lint
 	$(BIN)/pytest -n 2

@@ -26,6 +26,9 @@ LAYERS = [
     "bound",
     "objectives",
     "fitting",
+    "pictures",
+    "comparison",
+    "models",
     "cli",
 ]
 

@@ -33,6 +33,10 @@ MIDDLE = (
 )
 
 
+class NotSolvedError(RuntimeError):
+    """The reference hit its cap on evaluations."""
+
+
 class PathPoint(NamedTuple):
     """x(t) and dx/dt of a batch of paths at several times."""
 
@@ -161,7 +165,7 @@ def dopri5(u: Velocity, r_lo: float, r_hi: float, x: Tensor, *, rtol: float, ato
         )
     while r < r_hi:
         if calls + 6 > max_calls:
-            raise RuntimeError(
+            raise NotSolvedError(
                 f"the reference was not finished after {calls} evaluations: it stands at r = {r:.4g} of "
                 f"[{r_lo:.4g}, {r_hi:.4g}] with steps of {h:.1e}. Loosen rtol = {rtol} and atol = {atol}, raise "
                 "max_evaluations, or check that the velocity is smooth and in full float32"

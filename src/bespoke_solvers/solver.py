@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,31 @@ class Solver:
     @torch.no_grad()
     def sample(self, u: Velocity, x0: Tensor) -> Tensor:
         """Samples from noise x0 ~ N(0, I), with `nfe` calls of u(t, x)."""
-        return sample(self.table, u, x0)
+        x1 = sample(self.table, u, x0)
+        if not x1.isfinite().all():
+            bad = (~x1.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
+            raise ValueError(
+                f"samples {bad} of {len(x1)} are not finite; check u(t, x) and the noise, expected N(0, I)"
+            )
+        return x1
+
+    def check(self, model: Model) -> None:
+        """Refuse a model that the solver was not made for; warn where it may still serve.
+
+        Another schedule, prediction or number of channels is refused. Another guidance scale, picture size, domain or
+        other weights (a transferred solver) is a warning.
+        """
+        if not self.model:
+            return
+        found = differences(self.model, describe(model))
+        for name, (was, now) in found.items():
+            if name in ("schedule", "prediction") or (name == "shape" and was[:1] != now[:1]):
+                raise ValueError(
+                    f"the solver was made for a model with {name} {was}, this one has {now}; fit one for it"
+                )
+        if found:
+            named = ", ".join(f"{name} {was} (here {now})" for name, (was, now) in found.items())
+            warnings.warn(f"the solver was made for a model with {named}; it may serve worse here", stacklevel=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the solver as a JSON file of one table; an existing file is replaced in one go."""
@@ -150,8 +175,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
-    """The solver of a file; of a file with several, the one with `nfe` evaluations."""
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, Any]]:
+    """The model of a solver file, and its tables by NFE."""
     try:
         content = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -164,15 +189,28 @@ def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
             f"{path}: field 'version' is {content.get('version')!r}, expected {VERSION}; update bespoke-solvers"
         )
     model, tables = (_field(content, name, dict, str(path)) for name in ("model", "tables"))
+    if not tables:
+        raise ValueError(f"{path}: field 'tables' is empty, expected one table at least")
+    for key in tables:
+        if not key.isdecimal():
+            raise ValueError(f"{path}: table {key!r} is not a number of evaluations")
+    return model, {int(key): table for key, table in tables.items()}
+
+
+def available(path: str | os.PathLike[str]) -> list[int]:
+    """The NFE for which a file holds a table."""
+    return sorted(_read(path)[1])
+
+
+def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
+    """The solver of a file; of a file with several, the one with `nfe` evaluations."""
+    model, tables = _read(path)
     if nfe is None and len(tables) == 1:
-        (only,) = tables
-        if not only.isdecimal():
-            raise ValueError(f"{path}: table {only!r} is not a number of evaluations")
-        nfe = int(only)
-    if nfe is None or str(nfe) not in tables:
+        (nfe,) = tables
+    if nfe is None or nfe not in tables:
         asked = "no nfe was given" if nfe is None else f"nfe = {nfe} was asked for"
-        raise ValueError(f"{path} holds tables for nfe = {', '.join(tables)}; {asked}, choose one of these")
-    return _solver(tables[str(nfe)], model, nfe, f"{path}: table {nfe}")
+        raise ValueError(f"{path} holds tables for nfe = {', '.join(map(str, tables))}; {asked}, choose one of these")
+    return _solver(tables[nfe], model, nfe, f"{path}: table {nfe}")
 
 
 def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:

@@ -1,29 +1,55 @@
 """The command `bespoke`: one file per command, no logic of its own."""
 
+import sys
+import warnings
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 import bespoke_solvers
+from bespoke_solvers.bank import BankFullError
+from bespoke_solvers.cli import demo, eval, fit, sample, show
+from bespoke_solvers.reference import NotSolvedError
 
 app = typer.Typer(
     name="bespoke",
     help="Tiny custom ODE solvers for pre-trained diffusion and flow models.",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         typer.echo(f"bespoke-solvers {bespoke_solvers.__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()
-def main(
+def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's traceback with an error.")] = False,
 ) -> None:
     """Tiny custom ODE solvers for pre-trained diffusion and flow models."""
+
+
+for command in (demo.demo, fit.fit, sample.sample, eval.eval, show.show):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; what the user can mend ends in one sentence and the exit status 1."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    try:
+        app(args=arguments)
+    except (ValueError, OSError, BankFullError, NotSolvedError) as error:
+        if "--traceback" in arguments:
+            raise
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        raise SystemExit(1) from None

@@ -1,0 +1,59 @@
+"""What the commands share: the reading of their arguments."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke_solvers.solver import Solver, available, load
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), or package.module:function",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+def numbers(text: str) -> list[int]:
+    """`0-3,8` -> [0, 1, 2, 3, 8]."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{text!r} is no list of numbers; expected for example 10, 8,10,16 or 0-63")
+        if dash and int(last) < int(first):
+            raise ValueError(f"{part!r} runs backwards; expected the smaller number first")
+        found.extend(range(int(first), int(last if dash else first) + 1))
+    return found
+
+
+def output_file(path: Path, *endings: str) -> Path:
+    """The path, if a file can be written there; said before the work, not after it."""
+    if path.suffix not in endings:
+        raise ValueError(f"the output {path} must end in {' or '.join(endings)}")
+    if path.is_dir():
+        raise ValueError(f"the output {path} is a folder; expected the name of a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} for the output {path.name}; make it first")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ValueError(f"the output {path} cannot be written; choose another place or change its permissions")
+    return path
+
+
+def output_folder(path: Path) -> Path:
+    """The folder, made if need be."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"the output {path} is a file; expected a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"the output folder {path} cannot be written; choose another place or change its permissions")
+    return path
+
+
+def solvers(path: Path) -> list[Solver]:
+    """All solvers of a file."""
+    return [load(path, nfe) for nfe in available(path)]

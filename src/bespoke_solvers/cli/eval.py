@@ -1,0 +1,44 @@
+"""bespoke eval."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke_solvers import comparison
+from bespoke_solvers.bank import GIB, Bank
+from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_folder, solvers
+from bespoke_solvers.models import resolve
+
+
+def eval(
+    model: ModelName,
+    solver: Annotated[Path, typer.Option(help="The solver file.")],
+    out: Annotated[Path, typer.Option(help="A folder for the figures (results.json) and the pictures.")],
+    baselines: Annotated[str, typer.Option(help="Methods to compare with.")] = "euler,midpoint,heun,rk4",
+    nfe: Annotated[str, typer.Option(help="Evaluations at which to run the baselines.")] = "4,6,8,10,16,20",
+    samples: Annotated[int, typer.Option(min=1, help="How many samples to report on.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
+    bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again [OUT/bank].")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures."""
+    found, resolved = solvers(solver), resolve(model)
+    methods = comparison.methods(found, baselines.split(","), numbers(nfe), resolved)
+    for each in found:
+        each.check(resolved)
+    if dry_run:
+        cost = sum(table.nfe for tables in methods.values() for table in tables)
+        typer.echo(
+            f"would compare {', '.join(methods)} on {samples} samples of {model}: {cost * samples:,} evaluations"
+        )
+        typer.echo(f"and the exact samples; figures and pictures in {out}")
+        return
+    output_folder(out)
+    kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB)
+    result = comparison.compare(kept, methods, seed, samples, progress=not quiet)
+    typer.echo(comparison.as_text(result))
+    for file in comparison.write(result, kept, found, methods, out):
+        typer.echo(f"{out / file.name}")

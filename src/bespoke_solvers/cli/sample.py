@@ -1,0 +1,40 @@
+"""bespoke sample."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import save as to_bytes
+from tqdm.auto import tqdm
+
+from bespoke_solvers import pictures
+from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_file
+from bespoke_solvers.models import resolve
+from bespoke_solvers.solver import load, write_atomically
+
+
+def sample(
+    model: ModelName,
+    solver: Annotated[Path, typer.Option(help="The solver file.")],
+    out: Annotated[Path, typer.Option(help="The picture (.png), or the samples themselves (.safetensors).")],
+    seeds: Annotated[str, typer.Option(help="One sample for each, for example 0-63 or 1,2,5.")] = "0-63",
+    nfe: Annotated[int | None, typer.Option(help="Which table of a file with several.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 64,
+    quiet: Quiet = False,
+) -> None:
+    """Draw samples of MODEL with a solver."""
+    output_file(out, ".png", ".safetensors")
+    chosen, loaded = numbers(seeds), load(solver, nfe)
+    resolved = resolve(model)
+    loaded.check(resolved)
+    batches = []
+    for i in tqdm(range(0, len(chosen), batch_size), unit="batch", disable=quiet):
+        noise = resolved.noise(chosen[i : i + batch_size])
+        batches.append(loaded.sample(resolved.bind(noise.condition), noise.x0).cpu())
+    samples = torch.cat(batches)
+    if out.suffix == ".png":
+        pictures.save_samples(samples, out)
+    else:
+        write_atomically(out, to_bytes({"samples": samples, "seeds": torch.tensor(chosen)}))
+    typer.echo(f"{out}: {len(chosen)} samples, {loaded.nfe} evaluations each")

@@ -1,0 +1,50 @@
+"""bespoke show."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke_solvers import pictures
+from bespoke_solvers.cli.common import output_file, solvers
+
+
+def show(
+    file: Annotated[Path, typer.Argument(metavar="SOLVER", help="The solver file.")],
+    out: Annotated[Path | None, typer.Option(help="Draw what was learned (.png).")] = None,
+) -> None:
+    """Say what is in a solver file."""
+    if out:
+        output_file(out, ".png")
+    found = solvers(file)
+    model = found[0].model
+    schedule = dict(model.get("schedule", {}))
+    name = schedule.pop("name", "unknown")
+    few = {key: value for key, value in schedule.items() if not isinstance(value, list)}
+    typer.echo(f"{file}: {len(found)} table{'s' * (len(found) > 1)} for a model of {model.get('shape')}")
+    typer.echo(f"  path {name} {few or ''}, prediction {model.get('prediction')}, domain {model.get('domain')}")
+    for solver in found:
+        fit, validation = solver.fit, solver.validation
+        numbers = sum(map(len, solver.theta.values()))
+        typer.echo(f"\n{solver.nfe} evaluations, family {solver.family}, {numbers} learned numbers")
+        if fit:
+            spent = fit["evaluations"]
+            typer.echo(
+                f"  fitted with {fit['objective']} on {fit['paths'] or 'new'} paths, iteration {fit['best_iteration']} "
+                f"of {fit['iterations']}, seed {fit['seed']}, in {fit['seconds']:.0f} s\n  evaluations spent: "
+                + ", ".join(f"{spent[key]:,} {key}" for key in spent)
+            )
+        if validation:
+            typer.echo(
+                f"  RMSE {validation['rmse']:.4f}, {validation['psnr']:.1f} dB on {validation['samples']} samples; "
+                f"{validation['baseline']} at the same cost: {validation['baseline_rmse']:.4f}, "
+                f"{validation['baseline_psnr']:.1f} dB"
+            )
+        typer.echo("  k   time     a        b, the weights of the velocities before")
+        rows = zip([*solver.table.t.tolist(), None], solver.table.a.tolist(), solver.table.b.tolist(), strict=True)
+        for k, (t, a, b) in enumerate(rows):
+            time = "result " if t is None else f"{t:.5f}"
+            typer.echo(f"  {k:<3d} {time}  {a:+.4f}  " + " ".join(f"{weight:+.4f}" for weight in b[:k]))
+    if out:
+        pictures.save(pictures.transform(found[-1]), out)
+        typer.echo(f"\n{out}: what was learned")

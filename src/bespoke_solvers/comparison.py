@@ -1,0 +1,139 @@
+"""Solvers side by side on the same new noise: figures, a table to read, and pictures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from bespoke_solvers import pictures
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.families import BASES
+from bespoke_solvers.generic import TABLEAUS, baseline
+from bespoke_solvers.reference import solve
+from bespoke_solvers.solver import Solver, write_atomically
+from bespoke_solvers.table import Table, states
+from bespoke_solvers.velocity import Model, Noise, map_condition
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row for each method and number of evaluations; what it was measured on."""
+
+    rows: list[dict[str, Any]]
+    samples: int
+    seed: int
+    reference_evaluations: float
+    reference_error: float
+
+
+def name_of(solver: Solver) -> str:
+    """`rk2-bespoke`, say."""
+    return f"{solver.family}-bespoke" if solver.family in BASES else solver.family
+
+
+def methods(
+    solvers: Sequence[Solver], baselines: Sequence[str], nfe: Sequence[int], model: Model
+) -> dict[str, list[Table]]:
+    """The tables to compare: the baselines at those of the NFE that they can have, and the solvers at their own."""
+    wanted = sorted({*nfe, *(solver.nfe for solver in solvers)})
+    found: dict[str, list[Table]] = {}
+    for name in baselines:
+        if name not in TABLEAUS:
+            raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(TABLEAUS)}")
+        found[name] = [baseline(name, n).on(model) for n in wanted if n > 0 and n % TABLEAUS[name].stages == 0]
+    for solver in solvers:
+        found.setdefault(name_of(solver), []).append(solver.table)
+    return {name: tables for name, tables in found.items() if tables}
+
+
+def compare(
+    bank: Bank, tables: Mapping[str, Sequence[Table]], seed: int, samples: int, progress: bool = False
+) -> Comparison:
+    """RMSE and PSNR of every table on the same reporting noise."""
+    report = held_out(bank, "report", seed, samples, progress)
+    jobs = [(name, table) for name, several in tables.items() for table in several]
+    rows = []
+    for name, table in tqdm(jobs, desc="methods", disable=not progress):
+        rows.append({"method": name, "nfe": table.nfe, **report.quality(table, bank.model)._asdict()})
+    return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error)
+
+
+def as_text(comparison: Comparison) -> str:
+    """RMSE / PSNR, a line for each method and a column for each NFE; blank where a method cannot have that NFE."""
+    columns = sorted({row["nfe"] for row in comparison.rows})
+    cells = {(row["method"], row["nfe"]): f"{row['rmse']:.4f} / {row['psnr']:.1f}" for row in comparison.rows}
+    names = dict.fromkeys(row["method"] for row in comparison.rows)
+    width = max(map(len, [*names, "RMSE / PSNR at NFE"]))
+    lines = [f"{'RMSE / PSNR at NFE':<{width}}" + "".join(f"{nfe:>16}" for nfe in columns)]
+    lines += [f"{name:<{width}}" + "".join(f"{cells.get((name, nfe), ''):>16}" for nfe in columns) for name in names]
+    lines.append(
+        f"on {comparison.samples} new samples; the exact ones took {comparison.reference_evaluations:.0f} evaluations "
+        f"each and are exact to {comparison.reference_error:.0e}"
+    )
+    return "\n".join(lines)
+
+
+def write(
+    comparison: Comparison, bank: Bank, solvers: Sequence[Solver], tables: Mapping[str, Sequence[Table]], folder: Path
+) -> list[Path]:
+    """results.json and the pictures; returns the files."""
+    written = {"results.json": json.dumps(asdict(comparison), indent=2).encode()}
+    for name, content in written.items():
+        write_atomically(folder / name, content)
+    drawn = {
+        "errors.png": pictures.errors_against_nfe(comparison.rows, name_of(solvers[0])),
+        "theta.png": pictures.transform(solvers[0]),
+    }
+    if all(solver.fit.get("history") for solver in solvers):
+        drawn["fit.png"] = pictures.errors_against_iterations(solvers)
+    shown, exact, runs = _trajectories(bank, solvers[0], tables, comparison.seed)
+    drawn["paths.png"] = pictures.paths_in_plane(exact, runs)
+    if pictures.is_picture(bank.model.shape) or bank.model.shape == (2,):
+        drawn["samples.png"] = pictures.side_by_side(shown, "exact")
+    for name, figure in drawn.items():
+        pictures.save(figure, folder / name)
+    return [folder / name for name in (*written, *drawn)]
+
+
+@torch.no_grad()
+def _trajectories(
+    bank: Bank, solver: Solver, tables: Mapping[str, Sequence[Table]], seed: int, count: int = 16
+) -> tuple[dict[str, Tensor], Tensor, dict[str, list[Tensor]]]:
+    """From the same noise: the samples of all methods of the solver's cost, the exact paths, and states on the way."""
+    noise = bank.noise("report", seed, 0)
+    few = Noise(noise.x0[:count], map_condition(lambda c: c[:count], noise.condition))
+    exact = solve(bank.model, few, rtol=bank.rtol, atol=bank.atol)
+    ends, runs = {}, {}
+    for name, several in tables.items():
+        for table in several:
+            if table.nfe == solver.nfe:
+                u = bank.model.bind(few.condition)
+                stages = (TABLEAUS.get(name) or BASES.get(solver.family) or TABLEAUS["euler"]).stages
+                run = list(states(table, u, few.x0))
+                runs[name] = run[::stages]
+                ends[name] = run[-1]
+    own, base = name_of(solver), solver.validation.get("baseline", "euler")
+    path = exact.at(torch.linspace(0, 1, 200, dtype=torch.float64)).x
+    return (
+        {"exact": exact.x1, own: ends[own]} | ends,
+        path,
+        {name: runs[name] for name in (base, own) if name in runs},
+    )
+
+
+def headline(comparison: Comparison, solver: Solver) -> str:
+    """One sentence: at which cost, how much closer than the base method."""
+    cells = {(row["method"], row["nfe"]): row for row in comparison.rows}
+    own = cells[name_of(solver), solver.nfe]
+    base = cells[solver.validation["baseline"], solver.nfe]
+    return (
+        f"With {solver.nfe} evaluations instead of {comparison.reference_evaluations:.0f}, the Bespoke solver comes "
+        f"{base['rmse'] / own['rmse']:.1f} times closer to the exact samples than {base['method']} "
+        f"(RMSE {own['rmse']:.4f} against {base['rmse']:.4f}, {own['psnr']:.1f} dB against {base['psnr']:.1f} dB)."
+    )

@@ -1,0 +1,43 @@
+"""A model from its name: `toy:NAME`, or `package.module:function` of one's own."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bespoke_solvers import toy
+from bespoke_solvers.velocity import Model
+
+
+def resolve(name: str) -> Model:
+    """The named model. Modules are looked up in the current directory, too."""
+    if name.startswith("toy:"):
+        return toy.load(name)
+    module, colon, function = name.partition(":")
+    if not (colon and module and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ValueError(
+            f"unknown model {name!r}; expected toy:digits, toy:checkerboard or package.module:function, which "
+            "takes no arguments and returns a bespoke_solvers.Model"
+        )
+    model = _function(module, function)()
+    if not isinstance(model, Model):
+        raise ValueError(f"{name} returned a {type(model).__name__}; it must return a bespoke_solvers.Model")
+    return model
+
+
+def _function(module: str, function: str) -> Callable[[], Any]:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            raise  # the module is there, but something that it imports is not
+        raise ValueError(
+            f"there is no module {error.name!r} for the model {module}:{function}, neither installed nor in {here}"
+        ) from error
+    if not callable(getattr(found, function, None)):
+        raise ValueError(f"the module {module!r} has no function {function!r}")
+    return getattr(found, function)  # type: ignore[no-any-return]

@@ -1,0 +1,224 @@
+"""Pictures: samples side by side, errors against evaluations and iterations, learned transforms, sampling paths."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bespoke_solvers.families import BASES, Bespoke
+from bespoke_solvers.metrics import rmse
+from bespoke_solvers.solver import Solver, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, EXACT, COLOURS = (
+    "#222222",
+    "#111111",
+    ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d"),
+)
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure in the style of all pictures, without a window."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
+    """Write a PNG in one go."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    write_atomically(path, buffer.getvalue())
+
+
+def _style(axes: "Axes", x: str, y: str, title: str = "") -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, color=INK)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _log_scale(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    """Whether samples of that shape are pictures: 1 or 3 channels, height, width."""
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def to_uint8(x: Float[Tensor, "b c h w"]) -> Tensor:
+    """Pictures in [-1, 1] as bytes, height x width x 3."""
+    rgb = x.detach().float().cpu().expand(-1, 3, -1, -1)
+    return ((rgb.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1)
+
+
+def grid(x: Float[Tensor, "b c h w"], columns: int | None = None) -> Tensor:
+    """Pictures as one, in rows; as square as may be by default."""
+    tiles = to_uint8(x)
+    columns = columns or max(1, round(len(tiles) ** 0.5))
+    rows = -(-len(tiles) // columns)
+    padded = tiles.new_full((rows * columns, *tiles.shape[1:]), 255)
+    padded[: len(tiles)] = tiles
+    _, height, width, channels = tiles.shape
+    cells = padded.reshape(rows, columns, height, width, channels).transpose(1, 2)
+    return cells.reshape(rows * height, columns * width, channels)
+
+
+def save_samples(x: Tensor, path: str | os.PathLike[str]) -> None:
+    """Samples as a PNG: pictures in a grid, points of the plane as a scatter plot."""
+    if is_picture(x.shape[1:]):
+        from PIL import Image
+
+        image = Image.fromarray(grid(x).numpy())
+        scale = max(1, 256 // x.shape[-1] // 4)
+        buffer = io.BytesIO()
+        image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(buffer, "PNG")
+        write_atomically(path, buffer.getvalue())
+    elif x.shape[1:] == (2,):
+        figure = new_figure(4.5, 4.5)
+        _scatter(figure.add_subplot(), x, COLOURS[3])
+        save(figure, path)
+    else:
+        raise ValueError(
+            f"samples of the shape {tuple(x.shape[1:])} make no PNG (that takes 1 or 3 channels x height x width, or "
+            "points of the plane); give an output that ends in .safetensors"
+        )
+
+
+def _scatter(axes: "Axes", x: Tensor, colour: str) -> None:
+    points = x.detach().cpu()
+    axes.scatter(points[:, 0].tolist(), points[:, 1].tolist(), s=4, color=colour, linewidths=0)
+    axes.set_aspect("equal")
+    axes.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), xticks=[], yticks=[])
+
+
+def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Figure":
+    """The same noise through several solvers: a row of pictures for each, or a panel of points of the plane.
+
+    Beside the name of a row stands its RMSE to the row `exact`, over all the samples given.
+    """
+    labels = {name: name if name == exact else f"{name}\nRMSE {rmse(x, rows[exact]):.3f}" for name, x in rows.items()}
+    if not is_picture(rows[exact].shape[1:]):
+        figure = new_figure(2.2 * len(rows), 2.6)
+        for axes, (name, x) in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
+            _scatter(axes, x, EXACT if name == exact else COLOURS[3])
+            axes.set_title(labels[name], fontsize=8, color=INK)
+        return figure
+    figure = new_figure(1.6 + 0.85 * count, 0.92 * len(rows))
+    for line, (name, x) in zip(figure.subplots(len(rows), count, squeeze=False), rows.items(), strict=True):
+        for axes, picture in zip(line, to_uint8(x[:count]), strict=False):
+            axes.imshow(picture.numpy(), interpolation="nearest")
+        for axes in line:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        line[0].set_ylabel(labels[name], rotation=0, ha="right", va="center", fontsize=9, color=INK)
+    return figure
+
+
+def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Figure":
+    """RMSE and PSNR against NFE; a row has `method`, `nfe`, `rmse` and `psnr`."""
+    figure = new_figure(9, 3.8)
+    for axes, key, label in zip(figure.subplots(1, 2), ("rmse", "psnr"), ("RMSE", "PSNR (dB)"), strict=True):
+        for method, colour in zip(dict.fromkeys(row["method"] for row in rows), COLOURS * 9, strict=False):
+            chosen = sorted((row["nfe"], row[key]) for row in rows if row["method"] == method)
+            own = method == highlight
+            axes.plot(
+                *zip(*chosen, strict=True),
+                marker="*" if own else "o",
+                markersize=11 if own else 4,
+                linewidth=2 if own else 1.2,
+                color=COLOURS[1] if own else colour if colour != COLOURS[1] else COLOURS[4],
+                label=method,
+            )
+        _style(axes, "evaluations of the model (NFE)", label, f"{label} to the exact samples")
+        axes.set_xticks(sorted({row["nfe"] for row in rows}))
+        if key == "rmse":
+            _log_scale(axes)
+            axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
+    """Validation RMSE while the solvers were fitted; the dashed line is where each began: its base method."""
+    figure = new_figure(5, 3.6)
+    axes = figure.add_subplot()
+    for solver, colour in zip(solvers, COLOURS[1:] * 9, strict=False):
+        iterations, _, errors = zip(*solver.fit["history"], strict=True)
+        axes.plot(iterations, errors, color=colour, label=f"{solver.family}, {solver.nfe} NFE")
+        axes.axhline(errors[0], color=colour, linestyle="--", linewidth=0.8)
+        axes.plot(solver.fit["best_iteration"], min(errors), marker="o", markersize=5, color=colour)
+    _log_scale(axes)
+    axes.legend(fontsize=8, frameon=False)
+    _style(axes, "iteration", "RMSE on held-out noise", "dashed: the base method; dot: the iteration kept")
+    return figure
+
+
+def transform(solver: Solver) -> "Figure":
+    """The learned t_r and s_r with their slopes (the paper's figures of theta); of another table, times and weights."""
+    figure = new_figure(9, 3.6)
+    left, right = figure.subplots(1, 2)
+    if solver.family in BASES and solver.theta:
+        tableau = BASES[solver.family]
+        family = Bespoke(solver.nfe // tableau.stages, tableau)
+        family.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in solver.theta.items()})
+        values = [value.tolist() for value in family.nodes()]
+        _slopes(left, family.r, values[0], values[1])
+        _slopes(right, family.r, values[2], values[3])
+        left.plot([0, 1], [0, 1], color=COLOURS[0], linestyle=":", linewidth=1)
+        right.axhline(1, color=COLOURS[0], linestyle=":", linewidth=1)
+        _style(left, "r", "$t_r$", f"time: {solver.family}, {solver.nfe} NFE (dotted: base method)")
+        _style(right, "r", "$s_r$", "scale")
+    else:
+        left.plot(solver.table.t.tolist(), marker="o", color=COLOURS[3])
+        _style(left, "evaluation k", "$t_k$", f"times: {solver.family}, {solver.nfe} NFE")
+        image = right.imshow(solver.table.b.tolist(), cmap="RdBu_r", vmin=-1, vmax=1)
+        figure.colorbar(image, ax=right)
+        _style(right, "j", "k", "weights $b_{kj}$")
+    return figure
+
+
+def _slopes(axes: "Axes", r: list[float], values: list[float], slopes: list[float]) -> None:
+    length = 0.35 / len(r)
+    axes.plot(r, values, color=COLOURS[3], marker="o", markersize=4, linewidth=1)
+    for x, y, slope in zip(r, values, slopes, strict=False):
+        axes.plot([x - length, x + length], [y - length * slope, y + length * slope], color=COLOURS[1], linewidth=1.6)
+
+
+def paths_in_plane(
+    exact: Float[Tensor, "m b *shape"], runs: Mapping[str, Sequence[Tensor]], count: int = 3
+) -> "Figure":
+    """Sampling paths in the plane of their two principal components (the paper's Figure 1).
+
+    `exact` holds points of the exact paths, `runs` the states of each solver one after another; `count` samples.
+    """
+    figure = new_figure(3.4 * count, 3.6)
+    for i, axes in enumerate(figure.subplots(1, count, squeeze=False)[0]):
+        tracks = {"exact": exact[:, i].flatten(1)} | {
+            name: torch.stack([state[i].flatten() for state in states]) for name, states in runs.items()
+        }
+        points = torch.cat([*tracks.values()]).double().cpu()
+        centre = points.mean(0)
+        plane = torch.linalg.svd(points - centre, full_matrices=False).Vh[:2].T
+        for (name, track), colour in zip(tracks.items(), (EXACT, COLOURS[0], COLOURS[1], *COLOURS[3:]), strict=False):
+            flat = ((track.double().cpu() - centre) @ plane).T.tolist()
+            axes.plot(*flat, color=colour, linewidth=1.4, marker=None if name == "exact" else ".", label=name)
+            axes.plot(flat[0][-1], flat[1][-1], marker="*", markersize=10, color=colour)
+        _style(axes, "", "", f"sample {i}")
+        axes.set(xticks=[], yticks=[])
+        if i == 0:
+            axes.legend(fontsize=7, frameon=False)
+    return figure

@@ -1,0 +1,293 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from bespoke_solvers import load
+from bespoke_solvers.cli import main
+from bespoke_solvers.cli.common import numbers
+
+QUICK = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--iterations", "25", "--quiet"]
+
+OWN = """
+import time
+import torch
+from bespoke_solvers import Model, schedules, toy
+
+board = toy.checkerboard()
+
+def slow(t, x):
+    time.sleep(0.003)
+    return board.velocity(t, x)
+
+def model():
+    return Model(velocity=slow, shape=(2,), schedule=schedules.CondOT())
+
+def broken(returned):
+    return lambda: Model(velocity=lambda t, x: returned(x), shape=(2,), schedule=schedules.CondOT())
+
+shrinking = broken(lambda x: -x)
+nan = broken(lambda x: x * torch.nan)
+shape = broken(lambda x: x[:, :1])
+dtype = broken(lambda x: x.double())
+picture = lambda: Model(velocity=lambda t, x: -x, shape=(3, 4, 4), schedule=schedules.CondOT())
+latent = lambda: Model(velocity=lambda t, x: -x, shape=(4, 4, 4), schedule=schedules.CondOT())
+number = lambda: 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, with a module of the user's own."""
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("own", None)
+
+
+def run(*arguments: str) -> None:
+    """The command as the shell runs it; fails unless it ends well."""
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 0
+
+
+def size(path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line that a command prints when it refuses something."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 1
+    printed = capsys.readouterr().err.strip().splitlines()
+    assert len(printed) == 1, printed
+    assert printed[0].startswith("error: ")
+    return printed[0]
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory):
+    path = tmp_path_factory.mktemp("solver") / "board.json"
+    run("fit", "toy:checkerboard", "--nfe", 4, "--out", path, *QUICK)
+    return path
+
+
+def test_fit_writes_a_solver_and_keeps_the_bank_but_not_the_checkpoint(solver, capsys):
+    names = sorted(file.name for file in solver.parent.iterdir())
+    assert names == ["board.json", "toy-checkerboard.bank"]
+    assert load(solver).nfe == 4
+
+
+def test_a_second_fit_takes_its_paths_from_the_bank(solver, tmp_path, monkeypatch):
+    monkeypatch.setattr("bespoke_solvers.bank.solve", lambda *a, **k: pytest.fail("solved again"))
+    bank = solver.parent / "toy-checkerboard.bank"
+    run("fit", "toy:checkerboard", "--nfe", 6, "--family", "rk1", "--bank", bank, "--out", tmp_path / "s.json", *QUICK)
+    assert load(tmp_path / "s.json").family == "rk1"
+
+
+def test_sample_draws_by_seed(solver, here):
+    run("sample", "toy:checkerboard", "--solver", solver, "--seeds", "0-9", "--out", "all.safetensors", "--quiet")
+    run("sample", "toy:checkerboard", "--solver", solver, "--seeds", "7,3", "--out", "two.safetensors", "--quiet")
+    everything, two = load_file("all.safetensors"), load_file("two.safetensors")
+    assert everything["samples"].shape == (10, 2)
+    torch.testing.assert_close(two["samples"], everything["samples"][[7, 3]])
+    run("sample", "toy:checkerboard", "--solver", solver, "--out", "points.png", "--quiet")
+    assert size("points.png") == (675, 675)
+
+
+def test_sample_of_pictures_is_a_grid(here):
+    run("fit", "own:picture", "--nfe", 2, "--out", "s.json", *QUICK)
+    run("sample", "own:picture", "--solver", "s.json", "--seeds", "0-8", "--out", "g.png", "--quiet")
+    assert size("g.png") == (12 * 16, 12 * 16)
+
+
+def test_eval_compares_on_the_same_noise(solver, here, capsys):
+    arguments = ["--solver", solver, "--baselines", "euler,midpoint,rk4", "--nfe", "4,6,8", "--samples", 16]
+    run("eval", "toy:checkerboard", *arguments, "--batch-size", 8, "--out", "results", "--quiet")
+    printed = capsys.readouterr().out
+    result = json.loads(Path("results/results.json").read_text())
+    rows = {(row["method"], row["nfe"]): row for row in result["rows"]}
+    assert {nfe for method, nfe in rows if method == "rk4"} == {4, 8}, "6 is no multiple of 4"
+    assert ("rk2-bespoke", 4) in rows
+    assert f"{rows['midpoint', 8]['rmse']:.4f} / {rows['midpoint', 8]['psnr']:.1f}" in printed
+    assert rows["midpoint", 8]["rmse"] < rows["midpoint", 4]["rmse"]
+    for name in ("errors", "samples", "paths", "theta", "fit"):
+        assert min(size(f"results/{name}.png")) > 100, name
+
+
+def test_show_explains_a_file(solver, here, capsys):
+    run("show", solver, "--out", "theta.png")
+    printed = capsys.readouterr().out
+    assert "4 evaluations, family rk2, 16 learned numbers" in printed
+    assert "path CondOT" in printed
+    assert re.search(r"evaluations spent: [\d,]+ reference, [\d,]+ forward, [\d,]+ backward", printed)
+    assert len(re.findall(r"^  \d   (?:\d\.\d{5}|result)", printed, re.MULTILINE)) == 5
+    assert size("theta.png")[0] > 1000
+
+
+def test_demo_tells_the_whole_story(tmp_path, capsys):
+    run("demo", "--out", tmp_path / "demo", "--iterations", 25, "--quiet")
+    printed = capsys.readouterr().out
+    assert re.search(r"With 8 evaluations instead of 1\d\d, the Bespoke solver comes \d.\d times closer", printed)
+    assert load(tmp_path / "demo" / "solver.json").nfe == 8
+    for line in printed.split("\n\n")[-2].splitlines():
+        assert Path(line).exists()
+
+
+def test_dry_runs_write_nothing(solver, here, capsys):
+    run("fit", "own:model", "--nfe", 10, "--out", "s.json", "--dry-run")
+    assert "40 numbers" in capsys.readouterr().out
+    run("eval", "toy:checkerboard", "--solver", solver, "--out", "results", "--dry-run")
+    assert "evaluations" in capsys.readouterr().out
+    assert [file.name for file in here.iterdir() if file.name != "__pycache__"] == ["own.py"]
+
+
+FIT = "--nfe 8 --out s.json " + " ".join(QUICK)
+PNG = "--out s.png"
+REFUSALS = {
+    "fit toy:digits --nfe 7 --out s.json": "multiple of 2, got 7",
+    f"fit digits {FIT}": "unknown model 'digits'; expected toy:digits",
+    f"fit toy:digit {FIT}": "unknown toy model 'toy:digit'",
+    f"fit mine:model {FIT}": "there is no module 'mine'",
+    f"fit own:modell {FIT}": "has no function 'modell'",
+    f"fit own:number {FIT}": "returned a int; it must return a bespoke_solvers.Model",
+    f"fit own:nan {FIT}": "velocity is not finite",
+    f"fit own:shape {FIT}": "(2, 1) for an x of torch.float32 (2, 2)",
+    f"fit own:dtype {FIT}": "returned torch.float64",
+    "fit own:model --nfe 8 --out no/s.json": "there is no folder no",
+    "fit own:model --nfe 8 --out s.txt": "must end in .json",
+    "fit own:model --nfe 8 --out folder.json": "is a folder; expected the name of a file",
+    f"sample own:model --solver board.json --seeds 0..9 {PNG}": "expected for example",
+    "show nothing.json": "No such file or directory: 'nothing.json'",
+    "show foreign.json": "foreign.json is not a solver file",
+    "show truncated.json": "truncated.json is not a solver file, or a damaged one",
+    "show edited.json": "edited.json: table 4: b must be zero on and above the diagonal",
+    f"sample toy:checkerboard-vp --solver board.json {PNG}": "schedule {'name': 'CondOT'}, this one has {'name': 'VP'",
+    f"sample own:picture --solver board.json {PNG}": "shape [2], this one has [3, 4, 4]",
+    f"sample own:model --solver board.json --nfe 8 {PNG}": "holds tables for nfe = 4",
+    "eval own:model --solver board.json --out r --baselines rk5": "unknown baseline 'rk5'",
+    "eval own:model --solver board.json --out own.py": "own.py is a file; expected a folder",
+}
+
+
+@pytest.mark.parametrize("command", REFUSALS)
+def test_bad_input_ends_in_one_sentence_and_leaves_nothing(command, here, capsys, solver):
+    content = solver.read_text()
+    Path("board.json").write_text(content)
+    Path("foreign.json").write_text('{"format": "something else"}')
+    Path("truncated.json").write_text(content[:300])
+    edited = json.loads(content)
+    edited["tables"]["4"]["b"][0][3] = 1.0
+    Path("edited.json").write_text(json.dumps(edited))
+    Path("folder.json").mkdir()
+    before = sorted(here.rglob("*"))
+    assert REFUSALS[command] in refused(capsys, *command.split())
+    left = [path for path in sorted(here.rglob("*")) if path not in before and "__pycache__" not in path.parts]
+    assert [path.name for path in left if ".bank" not in str(path)] == []
+    assert [path.name for path in left if path.suffix == ".safetensors"] == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_refused(here, capsys):
+    Path("locked").mkdir(mode=0o555)
+    assert "cannot be written" in refused(capsys, "fit", "own:model", "--nfe", "8", "--out", "locked/s.json")
+
+
+def test_an_unwritable_output_is_refused(here, capsys, monkeypatch):
+    """As root the permissions do not count, so the question to the system is answered for it."""
+    monkeypatch.setattr("os.access", lambda path, mode, **options: mode != os.W_OK)
+    assert "s.json cannot be written" in refused(capsys, "fit", "own:model", "--nfe", "8", "--out", "s.json")
+    assert "results cannot be written" in refused(
+        capsys, "eval", "toy:checkerboard", "--solver", _solver_file(here), "--out", "results"
+    )
+
+
+def _solver_file(here):
+    from bespoke_solvers import Solver
+    from bespoke_solvers.generic import baseline
+
+    Solver(baseline("midpoint", 4)).save(here / "plain.json")
+    return here / "plain.json"
+
+
+def test_samples_without_a_picture_need_another_ending(here, capsys):
+    run("fit", "own:latent", "--nfe", "2", "--out", "s.json", *QUICK)
+    message = refused(capsys, "sample", "own:latent", "--solver", "s.json", "--out", "s.png", "--quiet")
+    assert "shape (4, 4, 4) make no PNG" in message
+    assert not Path("s.png").exists()
+    run("sample", "own:latent", "--solver", "s.json", "--out", "s.safetensors", "--quiet")
+
+
+def test_a_nan_sample_is_no_picture(here, capsys, solver):
+    message = refused(capsys, "sample", "own:nan", "--solver", solver, "--out", "s.png", "--quiet", "--seeds", "0-3")
+    assert "not finite" in message
+    assert not Path("s.png").exists()
+
+
+def test_a_transferred_solver_is_warned_of(here, solver):
+    with pytest.warns(UserWarning, match="made for a model with fingerprint"):
+        run("sample", "own:shrinking", "--solver", solver, "--out", "s.png", "--quiet")
+    assert Path("s.png").exists()
+
+
+def test_traceback_on_request(here):
+    with pytest.raises(ValueError, match="unknown model"):
+        main(["--traceback", "fit", "nothing", "--nfe", "8", "--out", "s.json"])
+
+
+def test_numbers():
+    assert numbers("0-3,8") == [0, 1, 2, 3, 8]
+    assert numbers("10") == [10]
+    with pytest.raises(ValueError, match="runs backwards"):
+        numbers("5-3")
+
+
+def test_help_names_every_command(capsys):
+    run("--help")
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in ("demo", "fit", "sample", "eval", "show"))
+
+
+def test_a_killed_fit_goes_on_and_ends_with_the_same_table(here):
+    """SIGKILL at growing delays, while paths are solved and while they are fitted to, until a run survives."""
+    command = [sys.executable, "-c", "from bespoke_solvers.cli import main; main()", "fit", "own:model", "--nfe", "4"]
+    options = ["--paths", "16", "--validation-paths", "8", "--batch-size", "4", "--iterations", "75", "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    undisturbed = [*command, *options, "--out", "whole.json", "--bank", "other.bank"]
+    subprocess.run(undisturbed, env=environment, check=True, capture_output=True)
+
+    killed, phases = 0, set()
+    while killed < 40:
+        process = subprocess.Popen([*command, *options, "--out", "s.json"], env=environment, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=2.2 + 0.6 * killed)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+            phases.add("fit" if Path("s.json.checkpoint").exists() else "bank")
+            if Path("s.json").exists():
+                load("s.json")  # killed on its way out: what is there is whole
+        else:
+            break
+    assert process.returncode == 0
+    assert killed >= 3
+    assert phases == {"bank", "fit"}
+    assert not Path("s.json.checkpoint").exists()
+    whole, resumed = (json.loads(Path(name).read_text())["tables"]["4"] for name in ("whole.json", "s.json"))
+    assert all(whole[key] == resumed[key] for key in ("t", "a", "b", "theta", "validation"))
+    assert whole["fit"]["history"] == resumed["fit"]["history"]
+    assert whole["fit"]["evaluations"] == resumed["fit"]["evaluations"]
