@@ -11,6 +11,8 @@ import bespoke_solvers
 
 PACKAGE = Path(bespoke_solvers.__file__).parent
 LAYERS = [
+    "precision",
+    "files",
     "schedules",
     "velocity",
     "scale_time",
@@ -19,6 +21,7 @@ LAYERS = [
     "table",
     "generic",
     "families",
+    "description",
     "solver",
     "reference",
     "bank",

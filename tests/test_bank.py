@@ -11,6 +11,7 @@ from bespoke_solvers.metrics import psnr, rmse
 from bespoke_solvers.schedules import VP
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Counter, Model
+from problems import SCHEDULES
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_a_batch_is_solved_once_and_comes_back_whole(model, counter, tmp_path, w
     first = bank.paths(7, 2)
     calls = counter.calls
     again = (Bank(model, folder, batch_size=4) if folder else bank).paths(7, 2)
-    assert counter.calls - calls <= 3, "at most a fingerprint"
+    assert counter.calls - calls <= 6, "at most a fingerprint"
     t = torch.linspace(0, 1, 7, dtype=torch.float64)
     for paths in (first, again):
         assert torch.equal(paths.at(t).x, exact.at(t).x)
@@ -76,20 +77,48 @@ def test_a_damaged_file_is_named(model, tmp_path):
 
 def test_a_bank_of_another_model_is_refused(model, tmp_path):
     Bank(model, tmp_path, batch_size=4)
-    other = dataclasses.replace(model, velocity=lambda t, x: 1.1 * toy.checkerboard().velocity(t, x))
+    other = dataclasses.replace(model, velocity=lambda t, x: 1.005 * toy.checkerboard().velocity(t, x))
     with pytest.raises(ValueError, match="another model or setting: fingerprint"):
         Bank(other, tmp_path, batch_size=4)
-    with pytest.raises(ValueError, match=r"schedule is .*CondOT.* there and .*VP.* here"):
+    with pytest.raises(ValueError, match=r"schedule .*CondOT.* \(here .*VP"):
         Bank(toy.load("toy:checkerboard-vp"), tmp_path, batch_size=4)
-    with pytest.raises(ValueError, match="batch_size is 4 there and 8 here"):
+    with pytest.raises(ValueError, match=r"batch_size 4 \(here 8\)"):
         Bank(model, tmp_path, batch_size=8)
     assert Bank(model, tmp_path, batch_size=4).batch_size == 4
 
 
 def test_rounding_does_not_make_another_model(model, tmp_path):
     Bank(model, tmp_path, batch_size=4)
-    half = dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x).bfloat16().float())
-    assert Bank(half, tmp_path, batch_size=4).folder == tmp_path
+    rounded = dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x).half().float())
+    assert Bank(rounded, tmp_path, batch_size=4).folder == tmp_path
+
+
+def test_a_bank_of_nearly_the_same_data_is_refused(tmp_path):
+    Bank(toy.digits(300), tmp_path)
+    with pytest.raises(ValueError, match="fingerprint"):
+        Bank(toy.digits(290), tmp_path)
+    with pytest.raises(ValueError, match=r"dtype torch.float32 \(here torch.float64\)"):
+        Bank(toy.digits(300, dtype=torch.float64), tmp_path)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_bank_is_opened_again_whatever_the_schedule(schedule, tmp_path):
+    model = Model(velocity=lambda t, x: -x, shape=(3,), schedule=schedule)
+    assert Bank(model, tmp_path).folder == Bank(model, tmp_path).folder
+
+
+def test_a_model_that_is_not_finite_leaves_no_bank(tmp_path):
+    model = Model(velocity=lambda t, x: x * torch.nan, shape=(3,), schedule=VP())
+    with pytest.raises(ValueError, match="velocity is not finite"):
+        Bank(model, tmp_path / "bank")
+    assert not (tmp_path / "bank").exists()
+
+
+@pytest.mark.parametrize("content", ['{"schedule": ', "[1]", "3"])
+def test_a_damaged_card_is_named(model, tmp_path, content):
+    (tmp_path / "bank.json").write_text(content)
+    with pytest.raises(ValueError, match=r"bank.json is damaged or no card of a bank"):
+        Bank(model, tmp_path)
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])
@@ -111,10 +140,10 @@ def test_held_out_quality_is_that_of_the_samples(model, tmp_path):
 
     bank = Bank(model, tmp_path, batch_size=4)
     held = held_out(bank, "report", 3, 10)
-    assert len(held.x1) == 12, "whole batches"
-    noise = torch.cat([bank.noise("report", 3, i).x0 for i in range(3)])
+    assert len(held.x1) == 10
+    noise = torch.cat([bank.noise("report", 3, i).x0 for i in range(3)])[:10]
     got = sample(baseline("euler", 5), model.bind(), noise)
-    assert held.quality(baseline("euler", 5), model) == (rmse(got, held.x1), psnr(got, held.x1))
+    assert held.quality(baseline("euler", 5), model) == pytest.approx((rmse(got, held.x1), psnr(got, held.x1)))
     assert 0 < held.own_error < 1e-4
     assert held.evaluations > 20
 
@@ -122,5 +151,5 @@ def test_held_out_quality_is_that_of_the_samples(model, tmp_path):
 def test_the_card_is_readable(model, tmp_path):
     Bank(model, tmp_path, batch_size=4)
     card = json.loads((tmp_path / "bank.json").read_text())
-    assert card["model"]["schedule"] == {"name": "CondOT"}
-    assert len(card["model"]["fingerprint"]) == 6
+    assert card["schedule"] == {"name": "CondOT"}
+    assert len(card["fingerprint"]) == 25

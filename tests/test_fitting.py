@@ -67,7 +67,7 @@ def test_an_interrupted_fit_ends_where_an_undisturbed_one_does(model, tmp_path, 
 
 def test_a_checkpoint_of_another_fit_is_refused(model, tmp_path):
     fit(model, checkpoint=tmp_path / "c", **QUICK)
-    with pytest.raises(ValueError, match=r"belongs to a fit with nfe = 6, this one has nfe = 8"):
+    with pytest.raises(ValueError, match=r"another fit: nfe 6 \(here 8\)"):
         fit(model, checkpoint=tmp_path / "c", **QUICK | {"nfe": 8})
 
 
@@ -99,7 +99,7 @@ def test_the_three_noise_sets_are_used_for_their_purposes(model, monkeypatch):
     monkeypatch.setattr("bespoke_solvers.bank.solve", spy)
     fit(model, **QUICK)
     bank = Bank(model, batch_size=8)
-    expected = [bank.noise(noise_set, 0, i).x0[0] for noise_set in ("choose", "fit", "report") for i in (0, 1)]
+    expected = [bank.noise(noise_set, 0, i).x0[0] for noise_set in ("choose", "report", "fit") for i in (0, 1)]
     assert torch.equal(torch.stack(used), torch.stack(expected)), "and no batch is solved twice"
 
 
@@ -141,7 +141,7 @@ def test_only_time_or_only_scale_is_learned(model, learn, fixed):
 
 def test_another_base_method_can_be_fitted(model):
     solver = fit(model, family=families.Bespoke(3, HEUN), learning_rate=0.02, **QUICK)
-    assert solver.family == "heun"
+    assert solver.family == "heun-bespoke"
     assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
 
 
@@ -180,7 +180,55 @@ def test_a_loss_that_is_not_finite_stops_the_fit(model):
         fit(model, objective=lambda family, paths: family.theta_t.sum()[None] * torch.nan, **QUICK)
 
 
+def test_a_checkpoint_of_another_model_is_refused(model, tmp_path):
+    fit(model, checkpoint=tmp_path / "c", **QUICK)
+    with pytest.raises(ValueError, match="another fit: schedule"):
+        fit(toy.load("toy:checkerboard-vp"), checkpoint=tmp_path / "c", **QUICK)
+    (tmp_path / "c").write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match="no checkpoint of a fit"):
+        fit(model, checkpoint=tmp_path / "c", **QUICK)
+
+
+def test_the_network_is_left_alone(model):
+    net = torch.nn.Linear(2, 2)
+    own = Model(velocity=lambda t, x: net(x) * t.reshape(-1, 1), shape=(2,), schedule=CondOT())
+    fit(own, **QUICK | {"iterations": 5})
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_given_family_is_not_changed(model):
+    family = families.make("rk2", 6)
+    fit(model, family=family, **QUICK)
+    assert all(
+        torch.equal(a, b) for a, b in zip(family.parameters(), families.make("rk2", 6).parameters(), strict=True)
+    )
+
+
+def test_a_full_bank_does_not_lose_a_fit(model):
+    """The budget is spent on the paths to fit to last, so that choosing and reporting have theirs."""
+    bank = Bank(model, batch_size=8, budget=20_000)
+    with pytest.warns(UserWarning, match="goes on with"):
+        solver = fit(model, bank=bank, **QUICK | {"paths": 1000})
+    assert solver.validation["samples"] == 16
+
+
+def test_a_velocity_that_cannot_take_times_for_each_sample_is_refused():
+    model = Model(velocity=lambda t, x: -x * t, shape=(1, 4, 4), schedule=CondOT())
+    with pytest.raises(ValueError, match="one value per sample"):
+        fit(model, **QUICK)
+
+
+def test_exact_results_can_be_saved(tmp_path):
+    """Where the field is 0 every solver is exact: the error is 0 and the PSNR must stay a number."""
+    still = Model(velocity=lambda t, x: 0 * x, shape=(2,), schedule=CondOT())
+    solver = fit(still, **QUICK | {"iterations": 1})
+    solver.save(tmp_path / "s.json")
+    assert solver.validation["rmse"] == 0
+
+
 def test_wrong_requests_are_named(model):
+    with pytest.raises(ValueError, match="bank was made for another model"):
+        fit(model, nfe=6, bank=Bank(toy.checkerboard()))
     with pytest.raises(ValueError, match="unknown objective 'mse'; expected one of bound"):
         fit(model, nfe=6, objective="mse")
     with pytest.raises(ValueError, match="multiple of 2, got 7"):

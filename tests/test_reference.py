@@ -188,16 +188,19 @@ def test_own_error_is_of_the_size_of_the_true_error():
     assert reference.own_error(paths.model, paths.noise, paths.x1) == pytest.approx(true, rel=0.3)
 
 
-def test_tf32_is_off_inside_and_as_it_was_outside():
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    inside = []
-    solved(
-        model_of(
-            lambda t, x: inside.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision())) or x
-        )
-    )
-    assert set(inside) == {(False, "highest")}
-    assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
+def test_tf32_and_autocast_are_off_inside_and_as_they_were_outside():
+    def switches():
+        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+
+    inside, before = [], switches()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            solved(model_of(lambda t, x: inside.append((*switches(), torch.is_autocast_enabled("cpu"))) or x))
+        assert set(inside) == {("ieee", "ieee", False)}
+        assert switches() == ("tf32", before[1])
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before[0]
 
 
 def test_a_path_of_conditions_is_solved_with_them():

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -5,15 +6,16 @@ import pytest
 import torch
 
 from bespoke_solvers import Solver, Table, load, schedules
+from bespoke_solvers.description import describe, network_time
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.solver import describe, save
+from bespoke_solvers.solver import save
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Counter, Model
-from problems import F64, mixture, points
+from problems import F64, SCHEDULES, mixture, points
 
 
 def make(nfe: int = 4, schedule: schedules.Schedule | None = None) -> Solver:
-    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule or schedules.VP(), prediction="epsilon")
+    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule or schedules.VP(), domain=(0.0, 0.999))
     return Solver(
         table=baseline("midpoint", nfe).on(model),
         family="rk2",
@@ -75,7 +77,7 @@ def test_the_file_is_json_that_a_person_can_read(path):
     content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert content["format"] == "bespoke-solver"
     assert content["model"]["schedule"] == {"name": "VP", "B": 20.0, "b": 0.1}
-    assert max(map(len, path.read_text().splitlines())) < 200
+    assert max(map(len, path.read_text().splitlines())) < 300
     assert [line for line in path.read_text().splitlines() if line.strip().startswith('"a": [1.0, 1.0')]
 
 
@@ -112,7 +114,14 @@ def table_of(content):
         (lambda c: table_of(c)["t"].__setitem__(1, 0.31), "field 'log_snr' does not belong to the times"),
         (lambda c: c["model"]["schedule"].update(B=10.0), "field 'log_snr' does not belong"),
         (lambda c: table_of(c)["a"].__setitem__(1, math.nan), "a holds a number that is not finite"),
-        (lambda c: c["tables"].update({"6": c["tables"].pop("4")}), "has 4 evaluations, expected 6"),
+        (lambda c: c["tables"].update({"6": c["tables"].pop("4")}), "has 4 evaluations .*expected 6"),
+        (lambda c: table_of(c)["a"].__setitem__(4, 7.0), "field 'digest' does not belong to the numbers"),
+        (lambda c: table_of(c)["theta"].update(theta_t=[2.0]), "field 'digest' does not belong to the numbers"),
+        (lambda c: table_of(c).pop("digest"), "field 'digest' does not belong"),
+        (lambda c: c["model"].update(schedule=[1]), "'schedule' of the model is no schedule"),
+        (lambda c: c["model"]["schedule"].update(C=1), "'schedule' of the model is no schedule"),
+        (lambda c: table_of(c)["t"].__setitem__(1, 10**400), "table 4: "),
+        (lambda c: table_of(c).update(theta=3.0), "field 'theta' is float, expected dict"),
         (lambda c: c.update(tables={"four": table_of(c)}), "'four' is not a number of evaluations"),
     ],
 )
@@ -122,6 +131,34 @@ def test_an_edited_file_is_refused_and_the_field_named(path, change, named):
     with pytest.raises(ValueError, match=named) as error:
         load(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_file_belongs_to_its_model_whatever_the_schedule(path, name):
+    model = Model(velocity=lambda t, x: -x, shape=(3,), schedule=SCHEDULES[name])
+    Solver(baseline("midpoint", 4).on(model), model=describe(model)).save(path)
+    load(path).check(model)
+    for other in SCHEDULES:
+        if other != name:
+            stranger = dataclasses.replace(model, schedule=SCHEDULES[other], domain=None)
+            with pytest.raises(ValueError, match="was made for a model with schedule"):
+                load(path).check(stranger)
+
+
+def test_other_weights_or_another_network_time_are_warned_of(path):
+    def model(factor, own_time):
+        return Model.from_network(
+            lambda t, x: factor * x, prediction="flow", schedule=schedules.CondOT(), shape=(3,), network_time=own_time
+        )
+
+    made_for = model(-1.0, lambda t: 1000 * (1 - t))
+    table = baseline("midpoint", 4)
+    Solver(table, model=describe(made_for), network_time=network_time(made_for, table)).save(path)
+    load(path).check(made_for)
+    with pytest.warns(UserWarning, match="with fingerprint"):
+        load(path).check(model(-1.2, lambda t: 1000 * (1 - t)))
+    with pytest.warns(UserWarning, match="with network time"):
+        load(path).check(model(-1.0, lambda t: 1 - t))
 
 
 def test_a_truncated_or_foreign_file_is_refused(path):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bespoke_solvers import Model, Table
+from bespoke_solvers import Model, Table, reference
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.schedules import EDM, VP, CondOT
 from bespoke_solvers.table import sample, states, trace
@@ -95,6 +95,19 @@ def test_on_a_model_the_start_is_scaled_and_the_times_stay_in_the_domain():
     later = Model(velocity=lambda t, x: x, shape=(3,), schedule=CondOT(), prediction="epsilon")
     assert table.on(later).t.min().item() == later.t_lo > 0
     torch.testing.assert_close(table.on(later).a, (1 - later.t_lo) * table.a)
+    torch.testing.assert_close(table.on(later).b, (1 - later.t_lo) * table.b)
+
+
+@pytest.mark.parametrize("domain", [(0.0, 1.0), (0.05, 1.0), (0.001, 0.999)])
+def test_tables_converge_to_the_reference_from_the_start_of_the_domain(domain):
+    model = Model(velocity=mixture(CondOT()), shape=(3,), schedule=CondOT(), domain=domain, dtype=F64)
+    exact = reference.solve(model, model.noise(range(8)), rtol=1e-10, atol=1e-10)
+    errors = [
+        (sample(baseline("midpoint", nfe).on(model), model.bind(), exact.noise.x0) - exact.x1).abs().max()
+        for nfe in (80, 160)
+    ]
+    assert errors[1] < 2e-3
+    assert errors[1] < errors[0] / (3.5 if domain[1] == 1 else 1.5)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_guidance_of_dict_conditions():
 @pytest.mark.parametrize("returned", [lambda x: x[:, :1], lambda x: x.double(), lambda x: x.half()])
 def test_a_velocity_of_another_shape_or_dtype_is_refused(returned):
     model = Model(velocity=lambda t, x: returned(x), shape=(3,), schedule=schedules.CondOT())
-    with pytest.raises(ValueError, match=r"returned torch.*\(2, .*must return what x is"):
+    with pytest.raises(ValueError, match=r"returned torch.*\(2, .*and a t of \(\); it must return what x is"):
         model.bind()(torch.tensor(0.5), torch.randn(2, 3))
 
 
@@ -182,6 +182,16 @@ def test_wrong_models_are_named():
         Model(velocity=lambda t, x: x, shape=(3,), schedule=schedules.CondOT(), prediction="noise")
     with pytest.raises(ValueError, match=r"got \(0.5, 0.2\)"):
         make(domain=(0.5, 0.2))
+    with pytest.raises(ValueError, match=r"dtype must be torch.float32 or torch.float64, got torch.bfloat16"):
+        make(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"epsilon is divided by alpha, which is 0 at t = 0"):
+        make(prediction="epsilon", domain=(0.0, 1.0))
+    with pytest.raises(ValueError, match=r"x-start is divided by sigma, which is 0 at t = 1"):
+        make(prediction="x-start", domain=(0.0, 1.0))
+    with pytest.raises(ValueError, match="the velocity returned a tuple"):
+        Model(velocity=lambda t, x: (x,), shape=(3,), schedule=schedules.CondOT()).bind()(
+            torch.tensor(0.5), torch.ones(2, 3)
+        )
     with pytest.raises(ValueError, match="expects no condition"):
         make().bind(torch.tensor([1]))
     with pytest.raises(ValueError, match="expects a condition"):

@@ -15,8 +15,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from bespoke_solvers.description import describe, differences, in_words
+from bespoke_solvers.files import write_atomically
 from bespoke_solvers.reference import Paths, own_error, regular_schedule, solve
-from bespoke_solvers.solver import describe, differences, write_atomically
 from bespoke_solvers.velocity import Ends, Model, Noise, NoiseSet, noise_seeds
 
 GIB = 2**30
@@ -46,29 +47,29 @@ class Bank:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {self.batch_size}")
-        if self.folder is None:
-            return
-        self.folder = Path(self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        card = self.folder / "bank.json"
-        mine: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "model": describe(self.model),
-        }
+        if self.folder is not None:
+            self.folder = Path(self.folder)
+            self._open(self.folder)
+
+    def _open(self, folder: Path) -> None:
+        """Make the folder with its card `bank.json`, or see that the card there is this bank's."""
+        settings = {"batch_size": self.batch_size, "rtol": self.rtol, "atol": self.atol, "dtype": str(self.model.dtype)}
+        mine: dict[str, Any] = describe(self.model) | settings
+        card = folder / "bank.json"
         if not card.exists():
-            write_atomically(card, json.dumps(mine, indent=2).encode())
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(card, json.dumps(mine, indent=2, allow_nan=False).encode())
             return
-        kept = json.loads(card.read_text())
-        other = differences(kept["model"], mine["model"]) | {
-            name: (kept[name], mine[name]) for name in ("batch_size", "rtol", "atol") if kept[name] != mine[name]
-        }
+        try:
+            kept = json.loads(card.read_text())
+        except ValueError:
+            kept = None
+        if not isinstance(kept, dict):
+            raise ValueError(f"{card} is damaged or no card of a bank; use another folder")
+        other = differences(kept, mine, tolerance=1e-3)
         if other:
-            named = "; ".join(f"{name} is {was} there and {now} here" for name, (was, now) in other.items())
-            raise ValueError(
-                f"the bank in {self.folder} belongs to another model or setting: {named}. Use another folder"
-            )
+            listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
+            raise ValueError(f"the bank in {folder} is of another model or setting: {listed}; use another folder")
 
     def noise(self, noise_set: NoiseSet, seed: int, index: int) -> Noise:
         """The starting points of a batch."""
@@ -81,10 +82,14 @@ class Bank:
         def make() -> dict[str, Tensor]:
             paths = self._solve(noise)
             names = {name: getattr(paths, name) for name in ("r", "x", "dx", "middle")}
-            return names | {"x0": paths.ends.x0, "x1": paths.ends.x1, "evaluations": torch.tensor(paths.evaluations)}
+            return names | {
+                "x0_hat": paths.ends.x0,
+                "x1_hat": paths.ends.x1,
+                "evaluations": torch.tensor(paths.evaluations),
+            }
 
         kept = self._keep(f"fit-{seed}-{index:06d}", make)
-        x, dx, middle, x0, x1 = (kept[name].to(self.model.device) for name in ("x", "dx", "middle", "x0", "x1"))
+        x, dx, middle, x0, x1 = (kept[name].to(self.model.device) for name in ("x", "dx", "middle", "x0_hat", "x1_hat"))
         regular = regular_schedule(self.model)
         return Paths(self.model, noise, regular, kept["r"], x, dx, middle, Ends(x0, x1), int(kept["evaluations"]))
 
@@ -137,7 +142,8 @@ class Bank:
         if not path.exists():
             made = {key: value.cpu().contiguous() for key, value in make().items()}
             content = to_bytes(made)
-            self._check_budget(sum(file.stat().st_size for file in path.parent.iterdir()), len(content))
+            files = [path.parent / "bank.json", *path.parent.glob("*.safetensors")]
+            self._check_budget(sum(file.stat().st_size for file in files), len(content))
             write_atomically(path, content)
         try:
             return load_file(path)

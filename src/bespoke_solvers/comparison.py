@@ -14,11 +14,12 @@ from bespoke_solvers import pictures
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import BASES
+from bespoke_solvers.files import write_atomically
 from bespoke_solvers.generic import TABLEAUS, baseline
 from bespoke_solvers.reference import solve
-from bespoke_solvers.solver import Solver, write_atomically
+from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
-from bespoke_solvers.velocity import Model, Noise, map_condition
+from bespoke_solvers.velocity import Model
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,7 @@ def write(
     comparison: Comparison, bank: Bank, solvers: Sequence[Solver], tables: Mapping[str, Sequence[Table]], folder: Path
 ) -> list[Path]:
     """results.json and the pictures; returns the files."""
-    written = {"results.json": json.dumps(asdict(comparison), indent=2).encode()}
-    for name, content in written.items():
-        write_atomically(folder / name, content)
+    write_atomically(folder / "results.json", json.dumps(asdict(comparison), indent=2, allow_nan=False).encode())
     drawn = {
         "errors.png": pictures.errors_against_nfe(comparison.rows, name_of(solvers[0])),
         "theta.png": pictures.transform(solvers[0]),
@@ -93,12 +92,13 @@ def write(
     if all(solver.fit.get("history") for solver in solvers):
         drawn["fit.png"] = pictures.errors_against_iterations(solvers)
     shown, exact, runs = _trajectories(bank, solvers[0], tables, comparison.seed)
-    drawn["paths.png"] = pictures.paths_in_plane(exact, runs)
+    if exact[0, 0].numel() > 1:
+        drawn["paths.png"] = pictures.paths_in_plane(exact, runs)
     if pictures.is_picture(bank.model.shape) or bank.model.shape == (2,):
         drawn["samples.png"] = pictures.side_by_side(shown, "exact")
     for name, figure in drawn.items():
         pictures.save(figure, folder / name)
-    return [folder / name for name in (*written, *drawn)]
+    return [folder / name for name in ("results.json", *drawn)]
 
 
 @torch.no_grad()
@@ -107,7 +107,7 @@ def _trajectories(
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, list[Tensor]]]:
     """From the same noise: the samples of all methods of the solver's cost, the exact paths, and states on the way."""
     noise = bank.noise("report", seed, 0)
-    few = Noise(noise.x0[:count], map_condition(lambda c: c[:count], noise.condition))
+    few = noise.first(count)
     exact = solve(bank.model, few, rtol=bank.rtol, atol=bank.atol)
     ends, runs = {}, {}
     for name, several in tables.items():

@@ -41,11 +41,12 @@ class HeldOut:
 
 
 def held_out(bank: Bank, noise_set: NoiseSet, seed: int, count: int, progress: bool = False) -> HeldOut:
-    """The first `count` samples of a noise set, in whole batches, with their exact ends."""
+    """The first `count` samples of a noise set with their exact ends."""
     indices = range(-(-count // bank.batch_size))
     label = f"exact samples to {noise_set}"
     batches = [
         bank.samples(noise_set, seed, index) for index in tqdm(indices, desc=label, unit="batch", disable=not progress)
     ]
-    noise, x1, evaluations = zip(*batches, strict=True)
-    return HeldOut(list(noise), torch.cat(x1), sum(evaluations) / len(batches), bank.own_error(noise_set, seed))
+    noise, x1, evaluations = map(list, zip(*batches, strict=True))
+    noise[-1] = noise[-1].first(count - bank.batch_size * (len(batches) - 1))
+    return HeldOut(noise, torch.cat(x1)[:count], sum(evaluations) / len(batches), bank.own_error(noise_set, seed))

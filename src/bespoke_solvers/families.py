@@ -62,14 +62,14 @@ class Bespoke(nn.Module):
 
     @property
     def name(self) -> str:
-        """`rk1`, `rk2`, or the base method's own name."""
-        return next((name for name, tableau in BASES.items() if tableau == self.tableau), self.tableau.name)
+        """`rk1`, `rk2`, or `heun-bespoke` and the like for another base method."""
+        return next((name for name, base in BASES.items() if base == self.tableau), f"{self.tableau.name}-bespoke")
 
     def nodes(self) -> ScaleTime:
         """t and s at all nodes, dt and ds at those where the base method evaluates (r = 1 may not be one)."""
         zero = self.theta_t.new_zeros(1)
-        lengths = self.theta_t.abs()
-        t = torch.cat([zero, lengths.cumsum(0) / lengths.sum()]).clamp(max=1)
+        ends = self.theta_t.abs().cumsum(0)
+        t = torch.cat([zero, ends / ends[-1]])
         return ScaleTime(t, self.theta_dt.abs(), torch.cat([zero, self.theta_s]).exp(), self.theta_ds)
 
     def transform(self) -> Transform:

@@ -1,5 +1,6 @@
 """Bespoke training (paper, Algorithm 2): one loop over a source of exact paths."""
 
+import copy
 import dataclasses
 import io
 import os
@@ -16,11 +17,13 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers import families
 from bespoke_solvers.bank import Bank
+from bespoke_solvers.description import describe, differences, in_words, network_time
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Bespoke
+from bespoke_solvers.files import write_atomically
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.reference import Paths, solve
-from bespoke_solvers.solver import Solver, describe, write_atomically
+from bespoke_solvers.solver import Solver
 from bespoke_solvers.velocity import Counter, Model
 
 Objective = Callable[[Bespoke, Paths], Tensor]
@@ -76,13 +79,18 @@ def fit(
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
     started = time.monotonic()
-    learner = families.make(family, nfe) if isinstance(family, str) else family
+    learner = families.make(family, nfe) if isinstance(family, str) else copy.deepcopy(family)
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     if isinstance(objective, str) and objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}")
     loss_of = OBJECTIVES[objective] if isinstance(objective, str) else objective
+    description = describe(model)
     bank = bank or Bank(model)
+    if bank.model is not model:
+        raise ValueError("the bank was made for another model; make it with Bank(model, ...) of the model to fit")
+    choose, report = (held_out(bank, name, seed, validation_paths, progress) for name in ("choose", "report"))
+    source = fresh_paths(bank, seed) if paths is None else kept_paths(bank, seed, paths, progress)
     settings = {
         "family": learner.name,
         "learn": learner.learn,
@@ -91,35 +99,45 @@ def fit(
         "seed": seed,
         "paths": paths,
         "batch_size": bank.batch_size,
+        "batches": source.batches,
+        "tolerance": [bank.rtol, bank.atol],
         "learning_rate": learning_rate,
         "validation_paths": validation_paths,
         "validate_every": validate_every,
     }
 
-    choose = held_out(bank, "choose", seed, validation_paths, progress)
-    source = fresh_paths(bank, seed) if paths is None else kept_paths(bank, seed, paths, progress)
-    run = _Run(learner, model, choose, settings, None if checkpoint is None else Path(checkpoint))
+    run = _Run(learner, model, description, choose, settings, None if checkpoint is None else Path(checkpoint))
     run.resume()
     run.go_on(loss_of, source, iterations, progress)
 
     learner.load_state_dict(run.best)
-    report = held_out(bank, "report", seed, validation_paths, progress)
     history = {"iterations": run.iteration, "best_iteration": run.best_iteration}
     cost = {"evaluations": run.evaluations, "seconds": round(time.monotonic() - started, 1)}
-    return _solver(learner, model, report, settings | cost | history | {"history": [list(row) for row in run.history]})
+    return _solver(
+        learner, model, description, report, settings | cost | history | {"history": [list(row) for row in run.history]}
+    )
 
 
 class _Run:
     """What changes during a fit, and its checkpoint."""
 
+    KEPT = ("settings", "description", "iteration", "best_iteration", "best", "history", "evaluations")
+
     def __init__(
-        self, learner: Bespoke, model: Model, choose: HeldOut, settings: dict[str, Any], checkpoint: Path | None
+        self,
+        learner: Bespoke,
+        model: Model,
+        description: dict[str, Any],
+        choose: HeldOut,
+        settings: dict[str, Any],
+        checkpoint: Path | None,
     ) -> None:
         self.learner, self.choose, self.settings, self.checkpoint = learner, choose, settings, checkpoint
         self.counter = Counter(model.velocity)
         self.model = dataclasses.replace(model, velocity=self.counter)
-        learned = [parameter for parameter in learner.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.Adam(learned, lr=settings["learning_rate"])
+        self.description = description
+        self.learned = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(self.learned, lr=settings["learning_rate"])
         self.iteration = 0
         self.best_iteration = 0
         self.best: dict[str, Tensor] = {}
@@ -154,7 +172,7 @@ class _Run:
                 f"the loss is {loss.item()} at iteration {self.iteration}; the velocity must be finite everywhere"
             )
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(inputs=self.learned)  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.evaluations["forward"] += self.counter.evaluations - before
         self.evaluations["backward"] += self.counter.evaluations - before
@@ -171,10 +189,8 @@ class _Run:
         self.history.append((self.iteration, loss, rmse))
         if self.checkpoint is not None:
             buffer = io.BytesIO()
-            torch.save({name: getattr(self, name) for name in self.CHANGING} | self._states(), buffer)
+            torch.save({name: getattr(self, name) for name in self.KEPT} | self._states(), buffer)
             write_atomically(self.checkpoint, buffer.getvalue())
-
-    CHANGING = ("settings", "iteration", "best_iteration", "best", "history", "evaluations")
 
     def _states(self) -> dict[str, Any]:
         return {"learner": self.learner.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -185,21 +201,19 @@ class _Run:
             return
         try:
             kept = torch.load(self.checkpoint, weights_only=True)
-            settings = kept["settings"]
-        except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
-            raise ValueError(
-                f"{self.checkpoint} is not a checkpoint of a fit; remove it or name another file"
-            ) from error
-        for name, value in self.settings.items():
-            if settings.get(name) != value:
-                raise ValueError(
-                    f"{self.checkpoint} belongs to a fit with {name} = {settings.get(name)}, this one has "
-                    f"{name} = {value}; give the same settings or remove the file"
-                )
-        for name in self.CHANGING:
-            setattr(self, name, kept[name])
-        self.learner.load_state_dict(kept["learner"])
-        self.optimizer.load_state_dict(kept["optimizer"])
+            was = kept["settings"]
+            other = {name: (was.get(name), value) for name, value in self.settings.items() if was.get(name) != value}
+            other |= differences(kept["description"], self.description, tolerance=1e-3)
+            states = [kept["learner"], kept["optimizer"], *(kept[name] for name in self.KEPT)]
+        except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{self.checkpoint} is no checkpoint of a fit; remove it or name another file") from error
+        if other:
+            listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
+            raise ValueError(f"{self.checkpoint} is of another fit: {listed}; give the same settings or remove it")
+        self.learner.load_state_dict(states[0])
+        self.optimizer.load_state_dict(states[1])
+        for name, value in zip(self.KEPT, states[2:], strict=True):
+            setattr(self, name, value)
 
     def postfix(self) -> dict[str, str]:
         """Validation RMSE: now, at its best, and of the base method."""
@@ -208,7 +222,9 @@ class _Run:
         return {"rmse": f"{errors[-1]:.4f}", "best": f"{min(errors):.4f}", base: f"{errors[0]:.4f}"}
 
 
-def _solver(learner: Bespoke, model: Model, report: HeldOut, provenance: dict[str, Any]) -> Solver:
+def _solver(
+    learner: Bespoke, model: Model, description: dict[str, Any], report: HeldOut, provenance: dict[str, Any]
+) -> Solver:
     """The solver, with its quality on the reporting set beside that of its base method."""
     table = learner().detach().on(model)
     base = Bespoke(learner.n, learner.tableau)().detach().on(model)
@@ -223,7 +239,7 @@ def _solver(learner: Bespoke, model: Model, report: HeldOut, provenance: dict[st
         table=table,
         family=learner.name,
         theta={name: value.tolist() for name, value in learner.state_dict().items()},
-        model=describe(model),
+        model=description,
         fit=provenance | {"dtype": str(model.dtype), "torch": str(torch.__version__)},
         validation={
             "samples": len(report.x1),
@@ -235,5 +251,5 @@ def _solver(learner: Bespoke, model: Model, report: HeldOut, provenance: dict[st
             "reference_evaluations": report.evaluations,
             "reference_error": report.own_error,
         },
-        network_time=None if model.network_time is None else model.network_time(table.t).tolist(),
+        network_time=network_time(model, table),
     )

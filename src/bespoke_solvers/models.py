@@ -1,6 +1,7 @@
 """A model from its name: `toy:NAME`, or `package.module:function` of one's own."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,13 @@ def resolve(name: str) -> Model:
             f"unknown model {name!r}; expected toy:digits, toy:checkerboard or package.module:function, which "
             "takes no arguments and returns a bespoke_solvers.Model"
         )
-    model = _function(module, function)()
+    make = _function(module, function)
+    required = [
+        p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    if required:
+        raise ValueError(f"{name} takes the arguments {', '.join(map(str, required))}; it must take none")
+    model = make()
     if not isinstance(model, Model):
         raise ValueError(f"{name} returned a {type(model).__name__}; it must return a bespoke_solvers.Model")
     return model

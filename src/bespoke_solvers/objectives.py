@@ -25,7 +25,7 @@ def bespoke_loss(family: Bespoke, paths: Paths, L_tau: float = 1.0) -> Float[Ten
     for each stage of the base method.
     """
     n, b = family.n, len(paths.noise.x0)
-    t = family.step_times()
+    t = paths.model.t_lo + (1 - paths.model.t_lo) * family.step_times()
     start = paths.model.start_scale * paths.noise.x0[None]
     inner = x_aux(paths, t[1:-1])
     u = paths.model.bind(map_condition(lambda c: c.repeat(n, *[1] * (c.ndim - 1)), paths.noise.condition))

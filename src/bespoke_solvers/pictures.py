@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bespoke_solvers.families import BASES, Bespoke
+from bespoke_solvers.files import write_atomically
 from bespoke_solvers.metrics import rmse
-from bespoke_solvers.solver import Solver, write_atomically
+from bespoke_solvers.solver import Solver
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,8 +79,18 @@ def grid(x: Float[Tensor, "b c h w"], columns: int | None = None) -> Tensor:
     return cells.reshape(rows * height, columns * width, channels)
 
 
+def check_drawable(shape: Sequence[int]) -> None:
+    """Refuse a shape of which no picture can be drawn."""
+    if not is_picture(shape) and tuple(shape) != (2,):
+        raise ValueError(
+            f"samples of the shape {tuple(shape)} make no PNG (that takes 1 or 3 channels x height x width, or points "
+            "of the plane); give an output that ends in .safetensors"
+        )
+
+
 def save_samples(x: Tensor, path: str | os.PathLike[str]) -> None:
     """Samples as a PNG: pictures in a grid, points of the plane as a scatter plot."""
+    check_drawable(x.shape[1:])
     if is_picture(x.shape[1:]):
         from PIL import Image
 
@@ -88,22 +99,20 @@ def save_samples(x: Tensor, path: str | os.PathLike[str]) -> None:
         buffer = io.BytesIO()
         image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(buffer, "PNG")
         write_atomically(path, buffer.getvalue())
-    elif x.shape[1:] == (2,):
-        figure = new_figure(4.5, 4.5)
-        _scatter(figure.add_subplot(), x, COLOURS[3])
-        save(figure, path)
     else:
-        raise ValueError(
-            f"samples of the shape {tuple(x.shape[1:])} make no PNG (that takes 1 or 3 channels x height x width, or "
-            "points of the plane); give an output that ends in .safetensors"
-        )
+        figure = new_figure(4.5, 4.5)
+        _scatter(figure.add_subplot(), x, COLOURS[3], like=x)
+        save(figure, path)
 
 
-def _scatter(axes: "Axes", x: Tensor, colour: str) -> None:
-    points = x.detach().cpu()
+def _scatter(axes: "Axes", x: Tensor, colour: str, like: Tensor) -> None:
+    """Points of the plane, in a square that holds the points `like`."""
+    points, frame = x.detach().cpu(), like.detach().cpu()
+    centre, reach = (frame.amax(0) + frame.amin(0)) / 2, 0.55 * (frame.amax(0) - frame.amin(0)).max().item() + 1e-6
     axes.scatter(points[:, 0].tolist(), points[:, 1].tolist(), s=4, color=colour, linewidths=0)
+    (x_centre, y_centre) = centre.tolist()
+    axes.set(xlim=(x_centre - reach, x_centre + reach), ylim=(y_centre - reach, y_centre + reach), xticks=[], yticks=[])
     axes.set_aspect("equal")
-    axes.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), xticks=[], yticks=[])
 
 
 def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Figure":
@@ -115,7 +124,7 @@ def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Fi
     if not is_picture(rows[exact].shape[1:]):
         figure = new_figure(2.2 * len(rows), 2.6)
         for axes, (name, x) in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
-            _scatter(axes, x, EXACT if name == exact else COLOURS[3])
+            _scatter(axes, x, EXACT if name == exact else COLOURS[3], like=rows[exact])
             axes.set_title(labels[name], fontsize=8, color=INK)
         return figure
     figure = new_figure(1.6 + 0.85 * count, 0.92 * len(rows))
@@ -153,7 +162,7 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
 
 
 def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
-    """Validation RMSE while the solvers were fitted; the dashed line is where each began: its base method."""
+    """Validation RMSE while the solvers were fitted; the dashed line is where each began."""
     figure = new_figure(5, 3.6)
     axes = figure.add_subplot()
     for solver, colour in zip(solvers, COLOURS[1:] * 9, strict=False):
@@ -163,7 +172,7 @@ def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
         axes.plot(solver.fit["best_iteration"], min(errors), marker="o", markersize=5, color=colour)
     _log_scale(axes)
     axes.legend(fontsize=8, frameon=False)
-    _style(axes, "iteration", "RMSE on held-out noise", "dashed: the base method; dot: the iteration kept")
+    _style(axes, "iteration", "RMSE on held-out noise", "dashed: where it began; dot: the iteration kept")
     return figure
 
 
@@ -205,6 +214,7 @@ def paths_in_plane(
 
     `exact` holds points of the exact paths, `runs` the states of each solver one after another; `count` samples.
     """
+    count = min(count, exact.shape[1])
     figure = new_figure(3.4 * count, 3.6)
     for i, axes in enumerate(figure.subplots(1, count, squeeze=False)[0]):
         tracks = {"exact": exact[:, i].flatten(1)} | {

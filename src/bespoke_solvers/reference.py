@@ -5,8 +5,6 @@ path follows what the model says there, x(t) = alpha_t x1_hat + sigma_t x0_hat, 
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,9 +14,10 @@ from torch import Tensor
 
 from bespoke_solvers.generic import DOPRI5, stages, weighted_sum
 from bespoke_solvers.metrics import norm, rmse
+from bespoke_solvers.precision import full_float32
 from bespoke_solvers.scale_time import Between, ScaleTime, identity, transformed_velocity
 from bespoke_solvers.schedules import Cosine, Schedule, Sech, Tanh
-from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand, map_condition
+from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand
 
 # The difference to the fourth-order solution, and the point in the middle of the step (Shampine 1986).
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
@@ -83,7 +82,7 @@ class Paths:
         return self.ends.x1
 
     def at(self, t: Float[Tensor, " n"]) -> PathPoint:
-        """x(t) and dx/dt at each of the times (before t_lo: at t_lo)."""
+        """x(t) and dx/dt at each of the times, which must not lie before t_lo."""
         inside = t.detach().double().cpu().clamp(self.model.t_lo, self.model.t_hi)
         x, dx = self._on_domain(inside)
         if (t > self.model.t_hi).any():
@@ -124,19 +123,6 @@ def _map_back(values: ScaleTime, x_bar: Tensor, dx_bar: Tensor) -> PathPoint:
     _, dt, s, ds = values
     x = x_bar / expand(s, x_bar)
     return PathPoint(x, (dx_bar - expand(ds, x) * x) / expand(s * dt, x))
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """No TF32: it disturbs an adaptive solver at a tolerance of 1e-5."""
-    convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = convolutions
-        torch.set_float32_matmul_precision(products)
 
 
 class Solution(NamedTuple):
@@ -203,7 +189,7 @@ def solve(model: Model, noise: Noise, *, rtol: float = 1e-5, atol: float = 1e-5,
 
     u = Counter(model.bind(noise.condition))
     start = float(transform(torch.tensor(r_lo, dtype=torch.float64)).s) * model.start_scale * noise.x0
-    with full_float32():
+    with full_float32(noise.x0.device):
         r, x, dx, middle = dopri5(
             transformed_velocity(u, transform),
             r_lo,
@@ -222,5 +208,4 @@ def own_error(
     model: Model, noise: Noise, x1: Tensor, *, rtol: float = 1e-5, atol: float = 1e-5, count: int = 8
 ) -> float:
     """The RMSE of the first `count` exact samples x1 against the same ones solved to a tenth of the tolerance."""
-    few = Noise(noise.x0[:count], map_condition(lambda c: c[:count], noise.condition))
-    return rmse(x1[:count], solve(model, few, rtol=rtol / 10, atol=atol / 10, max_evaluations=10**4).x1)
+    return rmse(x1[:count], solve(model, noise.first(count), rtol=rtol / 10, atol=atol / 10, max_evaluations=10**4).x1)

@@ -1,6 +1,6 @@
 """A table with its provenance, and the JSON file that holds one or several of them by their number of evaluations."""
 
-import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespoke_solvers import schedules
+from bespoke_solvers.description import close, describe, differences, in_words, network_time
+from bespoke_solvers.files import write_atomically
+from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine, DiscreteVP
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Velocity
 
 FORMAT, VERSION = "bespoke-solver", 1
+SCHEDULES = {maker.__name__: maker for maker in (CondOT, Cosine, VP, EDM, DiscreteVP)}
 
 
 @dataclass(frozen=True)
@@ -51,62 +54,27 @@ class Solver:
     def check(self, model: Model) -> None:
         """Refuse a model that the solver was not made for; warn where it may still serve.
 
-        Another schedule, prediction or number of channels is refused. Another guidance scale, picture size, domain or
-        other weights (a transferred solver) is a warning.
+        Another schedule, prediction or number of channels is refused. Another guidance scale, picture size, domain,
+        network time or other weights (a transferred solver) is a warning.
         """
         if not self.model:
             return
         found = differences(self.model, describe(model))
+        here = network_time(model, self.table)
+        if self.network_time and here and not close(self.network_time, here, tolerance=1e-3):
+            found["network time"] = (self.network_time, here)
         for name, (was, now) in found.items():
             if name in ("schedule", "prediction") or (name == "shape" and was[:1] != now[:1]):
                 raise ValueError(
-                    f"the solver was made for a model with {name} {was}, this one has {now}; fit one for it"
+                    f"the solver was made for a model with {in_words(name, was, now)}; fit one for this model"
                 )
         if found:
-            named = ", ".join(f"{name} {was} (here {now})" for name, (was, now) in found.items())
+            named = ", ".join(in_words(name, *pair) for name, pair in found.items())
             warnings.warn(f"the solver was made for a model with {named}; it may serve worse here", stacklevel=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the solver as a JSON file of one table; an existing file is replaced in one go."""
         save([self], path)
-
-
-def describe(model: Model) -> dict[str, Any]:
-    """What a solver file says of its model."""
-    schedule = model.schedule
-    parameters: dict[str, Any] = dataclasses.asdict(schedule) if dataclasses.is_dataclass(schedule) else {}
-    return {
-        "schedule": {"name": type(schedule).__name__, **parameters},
-        "prediction": model.prediction,
-        "domain": list(model.domain or ()),
-        "guidance": model.guidance,
-        "shape": list(model.shape),
-        "fingerprint": fingerprint(model),
-    }
-
-
-@torch.no_grad()
-def fingerprint(model: Model) -> list[float]:
-    """A few numbers that tell models apart: u at three times on two fixed samples, to four digits."""
-    noise = model.noise([0, 1])
-    u, probe = model.bind(noise.condition), noise.x0.flip(0)
-    times = torch.linspace(model.t_lo, model.t_hi, 5, dtype=torch.float64)[1:-1].to(noise.x0)
-    sigmas = model.schedule(times).sigma.to(noise.x0)
-    values = [u(t, sigma * noise.x0) for t, sigma in zip(times, sigmas, strict=True)]
-    return [
-        float(f"{number:.4g}") for value in values for number in (value.square().mean().sqrt(), (value * probe).mean())
-    ]
-
-
-def differences(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields of two model descriptions that differ, the fingerprint by more than devices and precisions explain."""
-    fields = {name: (kept.get(name), given.get(name)) for name in given if name != "fingerprint"}
-    was, now = kept.get("fingerprint"), given["fingerprint"]
-    found = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
-    tolerance = 0.01 * max(map(abs, now))
-    if was is None or len(was) != len(now) or any(abs(a - b) > tolerance for a, b in zip(was, now, strict=True)):
-        found["fingerprint"] = (was, now)
-    return found
 
 
 def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
@@ -134,15 +102,22 @@ def _record(solver: Solver) -> dict[str, Any]:
         "network_time": solver.network_time,
         "family": solver.family,
         "theta": solver.theta,
+        "digest": _digest(table, solver.theta),
         "fit": solver.fit,
         "validation": solver.validation,
     }
 
 
+def _digest(table: Table, theta: dict[str, Any]) -> str:
+    """What tells a table that was edited by hand."""
+    numbers = [table.t.tolist(), table.a.tolist(), table.b.tolist(), theta]
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _log_snr(model: dict[str, Any], t: Tensor) -> list[float | None] | None:
     """The log-snr at each time, None where it is infinite; None as a whole for a schedule from elsewhere."""
     parameters = dict(model.get("schedule", {}))
-    maker = getattr(schedules, parameters.pop("name", ""), None)
+    maker = SCHEDULES.get(parameters.pop("name", ""))
     if maker is None:
         return None
     parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in parameters.items()}
@@ -159,20 +134,6 @@ def _dump(value: Any, indent: int = 0) -> str:
         rows = [inner + _dump(item, indent + 2) for item in value]
         return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
     return json.dumps(value, allow_nan=False)
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that at any moment there is the whole old one or the whole new one."""
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, Any]]:
@@ -219,19 +180,29 @@ def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
     try:
         t, a, b = (torch.tensor(_field(record, name, list, where), dtype=torch.float64) for name in "tab")
         table = Table(t, a, b)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from error
-    if table.nfe != nfe:
-        raise ValueError(f"{where} has {table.nfe} evaluations, expected {nfe}")
-    kept, expected = record.get("log_snr"), _log_snr(model, t)
-    if kept is not None and expected is not None and not _close(kept, expected):
+    if table.nfe != nfe or t.ndim != 1:
+        raise ValueError(
+            f"{where} has {table.nfe} evaluations for each of {tuple(t.shape[1:])} samples, expected {nfe}"
+        )
+    try:
+        kept, expected = record.get("log_snr"), _log_snr(model, t)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: field 'schedule' of the model is no schedule: {error}") from error
+    if kept is not None and expected is not None and not close(kept, expected):
         raise ValueError(
             f"{where}: field 'log_snr' does not belong to the times and the schedule; expected {expected}, got {kept}"
+        )
+    theta = _field(record, "theta", dict, where)
+    if record.get("digest") != _digest(table, theta):
+        raise ValueError(
+            f"{where}: field 'digest' does not belong to the numbers, which were edited; fit the solver again"
         )
     return Solver(
         table=table,
         family=_field(record, "family", str, where),
-        theta=_field(record, "theta", dict, where),
+        theta=theta,
         model=model,
         fit=_field(record, "fit", dict, where),
         validation=_field(record, "validation", dict, where),
@@ -245,12 +216,3 @@ def _field(record: dict[str, Any], name: str, kind: type, where: str) -> Any:
     if not isinstance(record[name], kind):
         raise ValueError(f"{where}: field {name!r} is {type(record[name]).__name__}, expected {kind.__name__}")
     return record[name]
-
-
-def _close(got: Any, expected: list[float | None]) -> bool:
-    if not isinstance(got, list) or len(got) != len(expected):
-        return False
-    return all(
-        g == e if g is None or e is None else math.isclose(g, e, rel_tol=1e-6, abs_tol=1e-6)
-        for g, e in zip(got, expected, strict=True)
-    )

@@ -71,12 +71,13 @@ class Table:
         return Table(self.t.detach(), self.a.detach(), self.b.detach())
 
     def within(self, t_lo: float, t_hi: float) -> "Table":
-        """With the stages outside [t_lo, t_hi] taken at its ends."""
-        return Table(self.t.clamp(t_lo, t_hi), self.a, self.b)
+        """The same solver from t_lo to 1 instead of 0 to 1; a stage that would lie beyond t_hi is taken at t_hi."""
+        return Table((t_lo + (1 - t_lo) * self.t).clamp(max=t_hi), self.a, (1 - t_lo) * self.b)
 
     def on(self, model: Model) -> "Table":
         """For that model: started at x(t_lo) = start_scale x0, and evaluated in the model's domain."""
-        return Table(self.t, self.a * model.start_scale, self.b).within(model.t_lo, model.t_hi)
+        mapped = self.within(model.t_lo, model.t_hi)
+        return Table(mapped.t, mapped.a * model.start_scale, mapped.b)
 
 
 def trace(method: Method, nfe: int) -> Table:

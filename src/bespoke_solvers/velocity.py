@@ -77,6 +77,10 @@ class Noise(NamedTuple):
     x0: Tensor
     condition: Condition
 
+    def first(self, count: int) -> "Noise":
+        """The first `count` of them."""
+        return Noise(self.x0[:count], map_condition(lambda c: c[:count], self.condition))
+
 
 def map_condition(function: Callable[[Tensor], Tensor], condition: Condition) -> Condition:
     """`function` applied to each tensor of a condition."""
@@ -135,9 +139,27 @@ class Model:
     def __post_init__(self) -> None:
         if self.prediction not in PREDICTIONS:
             raise ValueError(f"unknown prediction {self.prediction!r}; expected one of {', '.join(PREDICTIONS)}")
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(f"schedule must be a Schedule such as schedules.CondOT(), got {self.schedule!r}")
+        if not isinstance(self.shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in self.shape):
+            raise ValueError(f"shape must be that of one sample, such as (3, 32, 32), got {self.shape!r}")
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"dtype must be torch.float32 or torch.float64, got {self.dtype}; a half-precision network "
+                "is cast to and from inside the velocity"
+            )
         t_lo, t_hi = _default_domain(self.prediction, self.schedule) if self.domain is None else self.domain
         if not 0 <= t_lo < t_hi <= 1:
             raise ValueError(f"domain must be two times with 0 <= t_lo < t_hi <= 1, got {(t_lo, t_hi)}")
+        path = self.schedule(torch.tensor([t_lo, t_hi], dtype=torch.float64))
+        for name, value, at, needed_by in (
+            ("alpha", path.alpha[0], t_lo, ("epsilon", "score")),
+            ("sigma", path.sigma[1], t_hi, ("x-start", "score")),
+        ):
+            if value == 0 and self.prediction in needed_by:
+                raise ValueError(
+                    f"{self.prediction} is divided by {name}, which is 0 at t = {at}: the domain must not reach it"
+                )
         object.__setattr__(self, "domain", _float32_inside(t_lo, t_hi))
         object.__setattr__(self, "shape", tuple(self.shape))
 
@@ -153,7 +175,7 @@ class Model:
     ) -> "Model":
         """A model from a `network(time, x)` or `network(time, x, condition)` and what it predicts.
 
-        The network gets `network_time(t)` (t itself by default) in x's precision; the other fields are `Model`'s.
+        The network gets `network_time(t)` (t itself by default) in float32 or better; the other fields are `Model`'s.
         """
         own_time = network_time or (lambda t: t)
 
@@ -191,10 +213,12 @@ class Model:
 
         def u(t: Tensor, x: Tensor) -> Tensor:
             output = self.velocity(t, x, *arguments)
+            if not isinstance(output, Tensor):
+                raise ValueError(f"the velocity returned a {type(output).__name__}; it must return a tensor like x")
             if output.shape != x.shape or output.dtype != x.dtype:
                 raise ValueError(
-                    f"the velocity returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} "
-                    f"{tuple(x.shape)}; it must return what x is (cast or reshape inside the velocity)"
+                    f"the velocity returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} {tuple(x.shape)}"
+                    f" and a t of {tuple(t.shape)}; it must return what x is"
                 )
             return output
 

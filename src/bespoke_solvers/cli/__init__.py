@@ -45,11 +45,13 @@ for command in (demo.demo, fit.fit, sample.sample, eval.eval, show.show):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; what the user can mend ends in one sentence and the exit status 1."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    traceback = "--traceback" in arguments
+    arguments = [argument for argument in arguments if argument != "--traceback"]
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         app(args=arguments)
     except (ValueError, OSError, BankFullError, NotSolvedError) as error:
-        if "--traceback" in arguments:
+        if traceback:
             raise
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         raise SystemExit(1) from None

@@ -26,7 +26,7 @@ def eval(
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures."""
     found, resolved = solvers(solver), resolve(model)
-    methods = comparison.methods(found, baselines.split(","), numbers(nfe), resolved)
+    methods = comparison.methods(found, [name.strip() for name in baselines.split(",")], numbers(nfe), resolved)
     for each in found:
         each.check(resolved)
     if dry_run:

@@ -41,7 +41,7 @@ def fit(
     if dry_run:
         parameters = sum(p.numel() for p in learner.parameters() if p.requires_grad)
         typer.echo(f"model       {model}: samples of {resolved.shape}, {resolved.prediction}, {resolved.schedule}")
-        typer.echo(f"solver      {family}, {nfe} evaluations, {parameters} numbers to learn from {out.name}'s identity")
+        typer.echo(f"solver      {family}, {nfe} evaluations, {parameters} numbers to learn")
         typer.echo(f"paths       {'new ones each time' if fresh else paths} in batches of {batch_size}, in {folder}")
         typer.echo(f"evaluations {iterations * nfe * batch_size:,} forward and backward, and the exact paths")
         typer.echo(f"output      {out}; until it is there, {checkpoint.name} beside it")

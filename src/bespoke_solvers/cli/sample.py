@@ -10,8 +10,9 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers import pictures
 from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_file
+from bespoke_solvers.files import write_atomically
 from bespoke_solvers.models import resolve
-from bespoke_solvers.solver import load, write_atomically
+from bespoke_solvers.solver import load
 
 
 def sample(
@@ -28,6 +29,8 @@ def sample(
     chosen, loaded = numbers(seeds), load(solver, nfe)
     resolved = resolve(model)
     loaded.check(resolved)
+    if out.suffix == ".png":
+        pictures.check_drawable(resolved.shape)
     batches = []
     for i in tqdm(range(0, len(chosen), batch_size), unit="batch", disable=quiet):
         noise = resolved.noise(chosen[i : i + batch_size])

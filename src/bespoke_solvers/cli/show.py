@@ -27,17 +27,17 @@ def show(
         fit, validation = solver.fit, solver.validation
         numbers = sum(map(len, solver.theta.values()))
         typer.echo(f"\n{solver.nfe} evaluations, family {solver.family}, {numbers} learned numbers")
-        if fit:
-            spent = fit["evaluations"]
+        if "evaluations" in fit:
+            spent = ", ".join(f"{count:,} {kind}" for kind, count in fit["evaluations"].items())
             typer.echo(
-                f"  fitted with {fit['objective']} on {fit['paths'] or 'new'} paths, iteration {fit['best_iteration']} "
-                f"of {fit['iterations']}, seed {fit['seed']}, in {fit['seconds']:.0f} s\n  evaluations spent: "
-                + ", ".join(f"{spent[key]:,} {key}" for key in spent)
+                f"  fitted with {fit.get('objective')} on {fit.get('paths') or 'new'} paths, iteration "
+                f"{fit.get('best_iteration')} of {fit.get('iterations')}, seed {fit.get('seed')}, in "
+                f"{fit.get('seconds')} s\n  evaluations spent: {spent}"
             )
-        if validation:
+        if {"rmse", "psnr", "baseline_rmse", "baseline_psnr"} <= set(validation):
             typer.echo(
-                f"  RMSE {validation['rmse']:.4f}, {validation['psnr']:.1f} dB on {validation['samples']} samples; "
-                f"{validation['baseline']} at the same cost: {validation['baseline_rmse']:.4f}, "
+                f"  RMSE {validation['rmse']:.4f}, {validation['psnr']:.1f} dB on {validation.get('samples')} samples; "
+                f"{validation.get('baseline')} at the same cost: {validation['baseline_rmse']:.4f}, "
                 f"{validation['baseline_psnr']:.1f} dB"
             )
         typer.echo("  k   time     a        b, the weights of the velocities before")
@@ -46,5 +46,5 @@ def show(
             time = "result " if t is None else f"{t:.5f}"
             typer.echo(f"  {k:<3d} {time}  {a:+.4f}  " + " ".join(f"{weight:+.4f}" for weight in b[:k]))
     if out:
-        pictures.save(pictures.transform(found[-1]), out)
+        pictures.save(pictures.transform(found[0]), out)
         typer.echo(f"\n{out}: what was learned")
