@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=MODELS, help="toy models")
     parser.add_argument("--nfe", nargs="+", type=int, default=[8, 10], help="evaluations of a sample")
     parser.add_argument("--iterations", type=int, default=700, help="of each fit")
-    parser.add_argument("--samples", type=int, default=256, help="to choose and to report")
+    parser.add_argument("--samples", type=int, default=1024, help="to choose and to report")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
 

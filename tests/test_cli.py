@@ -143,7 +143,10 @@ def test_show_explains_a_file(solver, here, capsys):
 def test_demo_tells_the_whole_story(tmp_path, capsys):
     run("demo", "--out", tmp_path / "demo", "--iterations", 25, "--quiet")
     printed = capsys.readouterr().out
-    assert re.search(r"With 8 evaluations instead of 1\d\d, the Bespoke solver comes \d.\d times closer", printed)
+    assert re.search(
+        r"With 8 evaluations instead of 1\d\d, .* \d.\d times closer .* than the best other, euler",
+        printed,
+    )
     assert load(tmp_path / "demo" / "solver.json").nfe == 8
     for line in printed.split("\n\n")[-2].splitlines():
         assert Path(line).exists()
@@ -160,6 +163,7 @@ def test_dry_runs_write_nothing(solver, here, capsys):
 FIT = "--nfe 8 --out s.json " + " ".join(QUICK)
 PNG = "--out s.png"
 REFUSALS = {
+    "fit own:model --nfe 4 --out board.json": "board.json is there already; give another --out, or --overwrite",
     "fit toy:digits --nfe 7 --out s.json": "multiple of 2, got 7",
     f"fit digits {FIT}": "unknown model 'digits'; expected toy:digits",
     f"fit toy:digit {FIT}": "unknown toy model 'toy:digit'",
@@ -174,7 +178,7 @@ REFUSALS = {
     "fit own:model --nfe 8 --out s.txt": "must end in .json",
     "fit own:model --nfe 8 --out folder.json": "is a folder; expected the name of a file",
     f"sample own:model --solver board.json --seeds 0..9 {PNG}": "expected for example",
-    "show nothing.json": "No such file or directory: 'nothing.json'",
+    "show nothing.json": "there is no solver file nothing.json",
     "show foreign.json": "foreign.json is not a solver file",
     "show truncated.json": "truncated.json is not a solver file, or a damaged one",
     "show edited.json": "edited.json: table 4: b must be zero on and above the diagonal",
@@ -200,12 +204,6 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(command, here, capsys
     assert REFUSALS[command] in refused(capsys, *command.split())
     left = [path for path in sorted(here.rglob("*")) if path not in before and "__pycache__" not in path.parts]
     assert [path.name for path in left] == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_folder_is_refused(here, capsys):
-    Path("locked").mkdir(mode=0o555)
-    assert "cannot be written" in refused(capsys, "fit", "own:model", "--nfe", "8", "--out", "locked/s.json")
 
 
 def test_an_unwritable_output_is_refused(here, capsys, monkeypatch):
@@ -240,7 +238,7 @@ def test_a_nan_sample_is_no_picture(here, capsys, solver):
 
 
 def test_a_transferred_solver_is_warned_of(here, solver):
-    with pytest.warns(UserWarning, match="made for a model with fingerprint"):
+    with pytest.warns(UserWarning, match="made for a model with other weights"):
         run("sample", "own:shrinking", "--solver", solver, "--out", "s.png", "--quiet")
     assert Path("s.png").exists()
 

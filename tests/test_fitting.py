@@ -218,6 +218,17 @@ def test_a_velocity_that_cannot_take_times_for_each_sample_is_refused():
         fit(model, **QUICK)
 
 
+def test_what_changes_from_call_to_call_is_refused():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 2))
+    with pytest.raises(ValueError, match=r"net.eval\(\)"):
+        fit(Model(velocity=lambda t, x: net(x), shape=(2,), schedule=CondOT()), **QUICK)
+    careless = {"shape": (2,), "schedule": CondOT(), "draw_condition": lambda generator: torch.randint(1000, ())}
+    with pytest.raises(ValueError, match="must draw from its generator"):
+        fit(Model(velocity=lambda t, x, c: -x, **careless), **QUICK)
+    with pytest.raises(ValueError, match=r"failed on a t of \(\) and an x of \(4, 3\).*Check shape"):
+        fit(Model(velocity=lambda t, x: net(x), shape=(3,), schedule=CondOT()), **QUICK)
+
+
 def test_exact_results_can_be_saved(tmp_path):
     """Where the field is 0 every solver is exact: the error is 0 and the PSNR must stay a number."""
     still = Model(velocity=lambda t, x: 0 * x, shape=(2,), schedule=CondOT())

@@ -155,7 +155,7 @@ def test_other_weights_or_another_network_time_are_warned_of(path):
     table = baseline("midpoint", 4)
     Solver(table, model=describe(made_for), network_time=network_time(made_for, table)).save(path)
     load(path).check(made_for)
-    with pytest.warns(UserWarning, match="with fingerprint"):
+    with pytest.warns(UserWarning, match="with other weights"):
         load(path).check(model(-1.2, lambda t: 1000 * (1 - t)))
     with pytest.warns(UserWarning, match="with network time"):
         load(path).check(model(-1.0, lambda t: 1 - t))

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bespoke_solvers.precision import full_float32
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model, expand
-
-TIMES = "It must take one number and one for each sample: reshape t to (-1, 1, ..., 1) before it meets x"
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -24,6 +23,7 @@ def describe(model: Model) -> dict[str, Any]:
         "domain": model.domain,
         "guidance": model.guidance,
         "shape": model.shape,
+        "conditional": model.draw_condition is not None,
         "fingerprint": fingerprint(model),
     }
     return json.loads(json.dumps(description, default=repr))  # type: ignore[no-any-return]
@@ -33,23 +33,38 @@ def describe(model: Model) -> dict[str, Any]:
 def fingerprint(model: Model) -> list[float]:
     """Numbers that tell models apart: the size of u at five times on four fixed samples, and four of its entries.
 
-    Refuses a velocity that is not finite there, or that takes a time for each sample for something else.
+    Refuses what would make every figure worthless: a velocity that fails, is not finite, changes from call to call or
+    takes a time for each sample for something else; conditions that do not come from the generator.
     """
-    noise = model.noise(range(4))
-    u = model.bind(noise.condition)
+    noise, again = model.noise(range(4)), model.noise(range(4))
+    if str(noise.condition) != str(again.condition):
+        raise ValueError("draw_condition gave other conditions for the same seeds; it must draw from its generator")
+    bound = model.bind(noise.condition)
+
+    def u(t: Tensor, x: Tensor) -> Tensor:
+        try:
+            return bound(t, x)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {error}. Check shape (of "
+                "one sample), the order (t, x), and that t may be one number or one for each sample"
+            ) from error
+
     times = torch.linspace(model.t_lo, model.t_hi, 7, dtype=torch.float64)[1:-1].to(noise.x0)
     sigmas = model.schedule(times).sigma.to(noise.x0)
     with full_float32(noise.x0.device):
         values = [u(t, sigma * noise.x0) for t, sigma in zip(times, sigmas, strict=True)]
     if not all(value.isfinite().all() for value in values):
         raise ValueError(f"the velocity is not finite on noise at the times {times.tolist()}: check the network")
+    if (u(times[0], sigmas[0] * noise.x0) - values[0]).abs().max() > 0.05 * values[0].abs().max():
+        raise ValueError("the velocity changes from call to call; has the network dropout? Call net.eval()")
     one_by_one = torch.stack([value[i] for i, value in enumerate(values[:4])])
-    try:
-        together = u(times[:4], expand(sigmas[:4], noise.x0) * noise.x0)
-    except RuntimeError as error:
-        raise ValueError(f"the velocity failed when t held one value per sample: {error}. {TIMES}") from error
+    together = u(times[:4], expand(sigmas[:4], noise.x0) * noise.x0)
     if (together - one_by_one).abs().max() > 0.05 * one_by_one.abs().max():
-        raise ValueError(f"the velocity gives something else when t holds one value per sample. {TIMES}")
+        raise ValueError(
+            "the velocity gives something else when t holds one value per sample than when it is one number; it must "
+            "take both: reshape t to (-1, 1, ..., 1) before it meets x"
+        )
     marks = [(value.square().mean().sqrt(), *value.flatten()[:: -(-value.numel() // 4)]) for value in values]
     return [float(f"{number:.6g}") for several in marks for number in several]
 
@@ -70,6 +85,8 @@ def network_time(model: Model, table: Table) -> list[float] | None:
 
 def in_words(name: str, was: Any, now: Any) -> str:
     """`schedule {'name': 'VP', ...} (here {...})`, cut where it is long."""
+    if name == "fingerprint":
+        return "other weights (has the network been trained since?)"
     short = [text if len(text) <= 60 else text[:60] + "..." for text in map(str, (was, now))]
     return f"{name} {short[0]} (here {short[1]})"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import families
+from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.description import describe, differences, in_words, network_time
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -84,6 +84,8 @@ def fit(
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     if isinstance(objective, str) and objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}")
+    if iterations < 0 or validation_paths < 1 or (paths is not None and paths < 1):
+        raise ValueError(f"{iterations} iterations, {paths} paths or {validation_paths} to validate are too few")
     loss_of = OBJECTIVES[objective] if isinstance(objective, str) else objective
     description = describe(model)
     bank = bank or Bank(model)
@@ -240,7 +242,7 @@ def _solver(
         family=learner.name,
         theta={name: value.tolist() for name, value in learner.state_dict().items()},
         model=description,
-        fit=provenance | {"dtype": str(model.dtype), "torch": str(torch.__version__)},
+        fit=provenance | {"dtype": str(model.dtype), "torch": str(torch.__version__), "bespoke_solvers": __version__},
         validation={
             "samples": len(report.x1),
             "rmse": quality.rmse,

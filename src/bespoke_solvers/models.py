@@ -15,7 +15,7 @@ def resolve(name: str) -> Model:
     """The named model. Modules are looked up in the current directory, too."""
     if name.startswith("toy:"):
         return toy.load(name)
-    module, colon, function = name.partition(":")
+    module, colon, function = name.replace(".py:", ":").partition(":")
     if not (colon and module and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError(
             f"unknown model {name!r}; expected toy:digits, toy:checkerboard or package.module:function, which "

@@ -204,7 +204,11 @@ def _slopes(axes: "Axes", r: list[float], values: list[float], slopes: list[floa
     length = 0.35 / len(r)
     axes.plot(r, values, color=COLOURS[3], marker="o", markersize=4, linewidth=1)
     for x, y, slope in zip(r, values, slopes, strict=False):
-        axes.plot([x - length, x + length], [y - length * slope, y + length * slope], color=COLOURS[1], linewidth=1.6)
+        ends = [y - length * slope, y + length * slope]
+        axes.plot(
+            [x - length, x + length], ends, color=COLOURS[1], linewidth=1.6, label="learned slope" if x == 0 else None
+        )
+    axes.legend(fontsize=8, frameon=False)
 
 
 def paths_in_plane(
@@ -227,7 +231,7 @@ def paths_in_plane(
             flat = ((track.double().cpu() - centre) @ plane).T.tolist()
             axes.plot(*flat, color=colour, linewidth=1.4, marker=None if name == "exact" else ".", label=name)
             axes.plot(flat[0][-1], flat[1][-1], marker="*", markersize=10, color=colour)
-        _style(axes, "", "", f"sample {i}")
+        _style(axes, "first principal component", "second", f"sample {i}")
         axes.set(xticks=[], yticks=[])
         if i == 0:
             axes.legend(fontsize=7, frameon=False)

@@ -42,7 +42,10 @@ class Solver:
 
     @torch.no_grad()
     def sample(self, u: Velocity, x0: Tensor) -> Tensor:
-        """Samples from noise x0 ~ N(0, I), with `nfe` calls of u(t, x)."""
+        """Samples from noise x0 ~ N(0, I), with `nfe` calls of u(t, x), which may be a `model.bind(condition)`."""
+        expected = self.model.get("shape", x0.shape[1:])
+        if x0.ndim != 1 + len(expected) or (x0.ndim > 1 and x0.shape[1] != expected[0]):
+            raise ValueError(f"x0 has the shape {tuple(x0.shape)}; expected a batch of samples like {tuple(expected)}")
         x1 = sample(self.table, u, x0)
         if not x1.isfinite().all():
             bad = (~x1.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
@@ -54,8 +57,8 @@ class Solver:
     def check(self, model: Model) -> None:
         """Refuse a model that the solver was not made for; warn where it may still serve.
 
-        Another schedule, prediction or number of channels is refused. Another guidance scale, picture size, domain,
-        network time or other weights (a transferred solver) is a warning.
+        Another schedule, prediction or number of channels is refused, and conditions where there were none. Another
+        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a warning.
         """
         if not self.model:
             return
@@ -64,7 +67,7 @@ class Solver:
         if self.network_time and here and not close(self.network_time, here, tolerance=1e-3):
             found["network time"] = (self.network_time, here)
         for name, (was, now) in found.items():
-            if name in ("schedule", "prediction") or (name == "shape" and was[:1] != now[:1]):
+            if name in ("schedule", "prediction", "conditional") or (name == "shape" and was[:1] != now[:1]):
                 raise ValueError(
                     f"the solver was made for a model with {in_words(name, was, now)}; fit one for this model"
                 )
@@ -138,6 +141,8 @@ def _dump(value: Any, indent: int = 0) -> str:
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, Any]]:
     """The model of a solver file, and its tables by NFE."""
+    if not Path(path).is_file():
+        raise ValueError(f"there is no solver file {path}")
     try:
         content = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

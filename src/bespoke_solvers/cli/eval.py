@@ -19,7 +19,7 @@ def eval(
     nfe: Annotated[str, typer.Option(help="Evaluations at which to run the baselines.")] = "4,6,8,10,16,20",
     samples: Annotated[int, typer.Option(min=1, help="How many samples to report on.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
-    bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again [OUT/bank].")] = None,
+    bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again; by default OUT/bank.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     quiet: Quiet = False,
@@ -40,5 +40,9 @@ def eval(
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB)
     result = comparison.compare(kept, methods, seed, samples, progress=not quiet)
     typer.echo(comparison.as_text(result))
+    for name, tables in methods.items():
+        left_out = set(numbers(nfe)) - {table.nfe for table in tables}
+        if left_out and name in baselines:
+            typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left blank")
     for file in comparison.write(result, kept, found, methods, out):
         typer.echo(f"{out / file.name}")

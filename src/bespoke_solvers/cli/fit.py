@@ -25,15 +25,21 @@ def fit(
     validation_paths: Annotated[int, typer.Option(min=1, help="Samples to choose by, and as many to report on.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Paths that are solved and used together.")] = 32,
     bank: Annotated[
-        Path | None, typer.Option(help="Folder of exact paths, used again by every fit for this model [beside OUT].")
+        Path | None,
+        typer.Option(
+            help="Folder of exact paths, used again by every fit for this model; by default MODEL.bank beside OUT."
+        ),
     ] = None,
     budget: Annotated[float, typer.Option(min=0.0, help="The most GiB that the bank may take.")] = 4.0,
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a solver for MODEL. An interrupted fit goes on where it was when the same command is given again."""
     output_file(out, ".json")
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
     learner = families.make(family, nfe, learn)
     resolved = resolve(model)
     folder = bank or out.parent / (model.replace(":", "-").replace(".", "-") + ".bank")
@@ -46,20 +52,26 @@ def fit(
         typer.echo(f"evaluations {iterations * nfe * batch_size:,} forward and backward, and the exact paths")
         typer.echo(f"output      {out}; until it is there, {checkpoint.name} beside it")
         return
-    solver = fitting.fit(
-        resolved,
-        nfe=nfe,
-        family=learner,
-        objective=objective,
-        seed=seed,
-        paths=None if fresh else paths,
-        iterations=iterations,
-        learning_rate=learning_rate,
-        validation_paths=validation_paths,
-        bank=Bank(resolved, folder, batch_size=batch_size, budget=int(budget * GIB)),
-        checkpoint=checkpoint,
-        progress=not quiet,
-    )
+    if checkpoint.exists():
+        typer.echo(f"going on from {checkpoint}", err=True)
+    try:
+        solver = fitting.fit(
+            resolved,
+            nfe=nfe,
+            family=learner,
+            objective=objective,
+            seed=seed,
+            paths=None if fresh else paths,
+            iterations=iterations,
+            learning_rate=learning_rate,
+            validation_paths=validation_paths,
+            bank=Bank(resolved, folder, batch_size=batch_size, budget=int(budget * GIB)),
+            checkpoint=checkpoint,
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted; give the same command again, and it goes on from its last checkpoint", err=True)
+        raise typer.Exit(130) from None
     solver.save(out)
     checkpoint.unlink(missing_ok=True)
     v = solver.validation

@@ -39,5 +39,9 @@ def sample(
     if out.suffix == ".png":
         pictures.save_samples(samples, out)
     else:
-        write_atomically(out, to_bytes({"samples": samples, "seeds": torch.tensor(chosen)}))
+        condition = resolved.noise(chosen).condition
+        named = (
+            condition if isinstance(condition, dict) else {} if condition is None else {"condition": condition.cpu()}
+        )
+        write_atomically(out, to_bytes({"samples": samples, "seeds": torch.tensor(chosen)} | named))
     typer.echo(f"{out}: {len(chosen)} samples, {loaded.nfe} evaluations each")
