@@ -1,0 +1,256 @@
+"""Solvers made for diffusion, as tables on any schedule: DDIM, DPM-Solver(++), DEIS, iPNDM, UniPC and EDM-Heun.
+
+With lambda = log(alpha / sigma), the path from s to t obeys (Lu et al. 2022, Zhang & Chen 2023)
+
+    x_t = (sigma_t / sigma_s) x_s + alpha_t int_s^t e^(lambda - lambda_t) x1_hat dlambda
+        = (alpha_t / alpha_s) x_s - sigma_t int_s^t e^(lambda_t - lambda) x0_hat dlambda.
+
+A constant x1_hat, or x0_hat, gives DDIM's step. All methods here add to it what x1_hat, or x0_hat, was at other times:
+
+    x_t = alpha_t x1_hat + sigma_t x0_hat + alpha_t sum_j w_j (x1_hat_j - x1_hat)    data prediction, or
+                                          + sigma_t sum_j w_j (x0_hat_j - x0_hat)    noise prediction.
+
+They differ in the times j and in the weights w(h, tau), where h = lambda_t - lambda_s and tau_j = lambda_j - lambda_s
+for data and the negatives of both for noise. The end is sigma = 0: the x1_hat of the last evaluation.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bespoke_solvers import generic, grids
+from bespoke_solvers.table import Table, trace
+from bespoke_solvers.velocity import Model, Velocity, ends
+
+Prediction = Literal["x0", "x1"]
+Weights = Callable[[Tensor, Tensor], Tensor]
+
+LOWEST_SNR = 1e-6  # what an snr of 0 (a flow's start) counts as in differences of lambda, as in diffusers
+
+
+class Point(NamedTuple):
+    """A time of the grid with its alpha, sigma and lambda."""
+
+    t: Tensor
+    alpha: Tensor
+    sigma: Tensor
+    lam: Tensor
+
+
+class Seen(NamedTuple):
+    """An evaluation: where, and the noise and the data it predicts."""
+
+    at: Point
+    x0: Tensor
+    x1: Tensor
+
+
+Look = Callable[[Point, Tensor], Seen]  # evaluates u at a point
+
+
+def ddim(t: Point, s: Seen) -> Tensor:
+    """Song et al. (2021, eq. 12 without noise): x_t = alpha_t x1_hat + sigma_t x0_hat."""
+    return t.alpha * s.x1 + t.sigma * s.x0
+
+
+def step(t: Point, s: Seen, others: Sequence[Seen], prediction: Prediction, weights: Weights) -> Tensor:
+    """x_t from the evaluation s and others, by the equation at the head of this file."""
+    if not others:
+        return ddim(t, s)
+    sign, scale = (1, t.alpha) if prediction == "x1" else (-1, t.sigma)
+    tau = torch.stack([sign * (other.at.lam - s.at.lam) for other in others])
+    w = weights(sign * (t.lam - s.at.lam), tau)
+    differences = torch.stack([getattr(other, prediction) - getattr(s, prediction) for other in others])
+    return ddim(t, s) + scale * (w @ differences)
+
+
+def moments(h: Tensor, count: int) -> list[Tensor]:
+    """I_i = int_0^h e^(tau - h) tau^i dtau for i = 0..count, by parts: I_i = h^i - i I_(i-1)."""
+    found = [-torch.expm1(-h)]
+    for i in range(1, count + 1):
+        found.append(h**i - i * found[-1])
+    return found
+
+
+def matching(tau: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """The weights with sum_j w_j tau_j^i = values_i for i = 1, 2, ..."""
+    w: Tensor = torch.linalg.solve(torch.stack([tau**i for i in range(1, len(tau) + 1)]), torch.stack(list(values)))
+    return w
+
+
+def exact(h: Tensor, tau: Tensor) -> Tensor:
+    """The polynomial in lambda through all predictions, integrated exactly."""
+    return matching(tau, moments(h, len(tau))[1:])
+
+
+def halved(h: Tensor, tau: Tensor) -> Tensor:
+    """One other time, and the slope through it weighed with h I_0 / 2 in place of I_1 = h I_0 / 2 + O(h^3)."""
+    return -torch.expm1(-h) * h / (2 * tau)
+
+
+def dpm_solver(h: Tensor, tau: Tensor) -> Tensor:
+    """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2), and (3M) as its authors coded it and all use it.
+
+    With m'' / 2 weighed by I_2 / 2 in place of I_2, (3M) is of order 2 in the limit, though with a smaller error.
+    """
+    if len(tau) == 1:
+        return halved(h, tau)
+    _, first, second = moments(h, 2)
+    return matching(tau, [first, second / 2])
+
+
+def uni_pc(h: Tensor, tau: Tensor) -> Tensor:
+    """UniPC with B_2(h) (Zhao et al. 2023): exact, but for one other time, where its authors set the weight to 1/2."""
+    return halved(h, tau) if len(tau) == 1 else exact(h, tau)
+
+
+def adams_bashforth(h: Tensor, tau: Tensor) -> Tensor:
+    """iPNDM (Liu et al. 2022, Zhang & Chen 2023): the weights of equal steps, whatever the steps are."""
+    equal = {1: [-1 / 2], 2: [-16 / 12, 5 / 12], 3: [-59 / 24, 37 / 24, -9 / 24]}[len(tau)]
+    return -torch.expm1(-h) * torch.tensor(equal, dtype=torch.float64)
+
+
+def multistep(
+    path: Sequence[Point],
+    look: Look,
+    x: Tensor,
+    order: int,
+    prediction: Prediction = "x1",
+    weights: Weights = exact,
+    careful_below: float = 15,
+    corrector: bool = False,
+) -> Tensor:
+    """One evaluation a step, with the last `order` of them in each; fewer at the beginning.
+
+    On a grid of fewer times than `careful_below` the order falls again towards the end, as in diffusers. A corrector
+    repeats the step that led to s with the evaluation at s among the others, which costs no evaluation.
+    """
+    n = len(path)
+    seen: list[Seen] = []
+    for k, (s, t) in enumerate(pairwise(path)):
+        now = look(s, x)
+        if corrector and seen:
+            x = step(s, seen[0], [*seen[1:], now], prediction, weights)
+            now = Seen(s, (x - s.alpha * now.x1) / s.sigma, now.x1)
+        seen = [now, *seen][: min(order, n - k) if n < careful_below else order]
+        x = step(t, now, seen[1:], prediction, weights)
+    return look(path[-1], x).x1
+
+
+def singlestep(steps: Iterable[tuple[Point, Point, Point]], rest: Sequence[Point], look: Look, x: Tensor) -> Tensor:
+    """Steps from s to t with a second evaluation at m, then DDIM. From alpha = 0 x1_hat takes the place of x0_hat."""
+    for s, m, t in steps:
+        now = look(s, x)
+        x = step(t, now, [look(m, ddim(m, now))], "x0" if s.alpha > 0 else "x1", halved)
+    return multistep(rest, look, x, order=1)
+
+
+def dpm_2(path: Sequence[Point], look: Look, x: Tensor) -> Tensor:
+    """DPM-Solver-2 (Lu et al. 2022, Algorithm 1): every second time of the grid lies inside a step.
+
+    On a log-snr grid that is its middle. A step to sigma = 0 has none: the last two evaluations are DDIM's.
+    """
+    return singlestep(zip(path[::2], path[1::2], path[2::2], strict=False), path[-2:], look, x)
+
+
+def edm_heun(path: Sequence[Point], look: Look, x: Tensor) -> Tensor:
+    """Karras et al. (2022, Algorithm 1): Heun's steps of d(x / alpha) / d(sigma / alpha) = x0_hat; Euler's last."""
+    return singlestep(zip(path, path[1:], path[1:], strict=False), path[-1:], look, x)
+
+
+@dataclass(frozen=True)
+class Dedicated:
+    """A method: its order on smooth paths, its steps along the points of a grid, its usual grid, its possible NFE."""
+
+    order: int
+    solve: Callable[[Sequence[Point], Look, Tensor], Tensor]
+    grid: str
+    nfe: range = range(1, sys.maxsize)
+    evaluations: int = 1  # at each time of the grid but the last
+
+
+METHODS: dict[str, Dedicated] = {
+    "ddim": Dedicated(1, partial(multistep, order=1), "uniform"),
+    "dpm-2": Dedicated(2, dpm_2, "log-snr", nfe=range(2, sys.maxsize, 2)),
+    "dpmpp-2m": Dedicated(2, partial(multistep, order=2, weights=dpm_solver), "log-snr"),
+    "dpmpp-3m": Dedicated(2, partial(multistep, order=3, weights=dpm_solver), "log-snr"),
+    "deis": Dedicated(3, partial(multistep, order=3, prediction="x0"), "uniform"),
+    "ipndm": Dedicated(
+        2, partial(multistep, order=4, prediction="x0", weights=adams_bashforth, careful_below=0), "uniform"
+    ),
+    "unipc": Dedicated(
+        3, partial(multistep, order=3, weights=uni_pc, careful_below=math.inf, corrector=True), "uniform"
+    ),
+    "edm-heun": Dedicated(2, edm_heun, "karras", nfe=range(1, sys.maxsize, 2), evaluations=2),
+}
+
+NAMES: dict[str, range] = {  # every baseline, and the NFE that it can have
+    **{name: range(tableau.stages, sys.maxsize, tableau.stages) for name, tableau in generic.TABLEAUS.items()},
+    **{name: method.nfe for name, method in METHODS.items()},
+}
+
+
+def at_times(name: str, times: Float[Tensor, " n"], model: Model) -> Table:
+    """The named method on the model, along given times: from t_lo on, increasing, the last with sigma > 0."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
+    times = times.double()
+    alpha, sigma, _, _ = model.schedule(times)
+    if times[0] != model.t_lo or times[-1] > model.t_hi or (times.diff() <= 0).any() or sigma[-1] <= 0:
+        raise ValueError(
+            f"times must increase from t_lo to a time with sigma > 0 in the domain {model.domain}, got {times.tolist()}"
+        )
+    lam = model.schedule.log_snr(times).clamp(min=math.log(LOWEST_SNR))
+    path = [Point(*values) for values in zip(times, alpha, sigma, lam, strict=True)]
+    nfe = 1 + (len(path) - 1) * METHODS[name].evaluations
+    _check(name, nfe)
+
+    def method(u: Velocity, x0: Tensor) -> Tensor:
+        def look(at: Point, x: Tensor) -> Seen:
+            return Seen(at, *ends(model.schedule, at.t, x, u(at.t, x)))
+
+        return METHODS[name].solve(path, look, model.start_scale * x0)
+
+    return trace(method, nfe)
+
+
+def _parse(name: str) -> tuple[str, str]:
+    """The method's name and its grid's; a generic method has none."""
+    method, at, grid = name.partition("@")
+    if method not in NAMES or (at and method not in METHODS):
+        raise ValueError(
+            f"unknown method {name!r}; expected one of {', '.join(NAMES)}, the last {len(METHODS)} of them perhaps "
+            f"with one of the grids {', '.join(grids.GRIDS)}, as in dpmpp-2m@karras or dpmpp-2m@log-snr:0.03"
+        )
+    if at:
+        grids.parse(grid)
+    return method, grid
+
+
+def _check(method: str, nfe: int) -> None:
+    if nfe not in NAMES[method]:
+        examples = ", ".join(map(str, NAMES[method][:3]))
+        raise ValueError(f"{method} can have {examples}, ... evaluations, got nfe = {nfe}")
+
+
+def possible(name: str, nfe: int) -> bool:
+    """Whether the named method can have so many evaluations."""
+    return nfe in NAMES[_parse(name)[0]]
+
+
+def baseline(name: str, nfe: int, model: Model) -> Table:
+    """The named method with `nfe` evaluations on the model, on its usual grid or on another: `dpmpp-2m@karras:0.03`."""
+    method, grid = _parse(name)
+    _check(method, nfe)
+    if method not in METHODS:
+        return generic.baseline(method, nfe).on(model)
+    times = 1 + (nfe - 1) // METHODS[method].evaluations
+    return at_times(method, grids.grid(grid or METHODS[method].grid, model, times), model)

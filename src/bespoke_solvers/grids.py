@@ -1,0 +1,95 @@
+"""Time grids of the dedicated solvers: n increasing times in a model's domain, at which steps begin.
+
+The first time is t_lo. After the last one comes the end, sigma = 0 at t = 1, which belongs to no grid. The levels of
+noise rho = sigma / alpha that `log-snr` and `karras` run through are those of the domain between a cut-off sigma_min
+and 80 (Karras et al. 2022), since a flow's domain reaches from rho = infinity to rho = 0.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bespoke_solvers.schedules import DiscreteVP
+from bespoke_solvers.velocity import Model
+
+Grid = Callable[..., Tensor]  # (model, n) -> n times; (model, n, sigma_min) where there is a cut-off
+
+SIGMA_MAX, SIGMA_MIN, RHO = 80.0, 0.002, 7.0
+
+
+def uniform(model: Model, n: int) -> Float[Tensor, " n"]:
+    """t = t_lo + (1 - t_lo) i / n."""
+    return model.t_lo + (1 - model.t_lo) * torch.arange(n, dtype=torch.float64) / n
+
+
+def quadratic(model: Model, n: int) -> Float[Tensor, " n"]:
+    """sqrt(1 - t) in n equal steps from t_lo to t_hi (Song et al. 2021, Lu et al. 2022)."""
+    start, end = math.sqrt(1 - model.t_lo), math.sqrt(1 - model.t_hi)
+    return 1 - torch.linspace(start, end, n + 1, dtype=torch.float64)[:-1] ** 2
+
+
+def log_snr(model: Model, n: int, sigma_min: float = SIGMA_MIN) -> Float[Tensor, " n"]:
+    """lambda = log(alpha / sigma) in equal steps (Lu et al. 2022)."""
+    most, least = _levels(model, sigma_min)
+    return model.schedule.time(torch.linspace(-math.log(most), -math.log(least), n, dtype=torch.float64))
+
+
+def karras(model: Model, n: int, sigma_min: float = SIGMA_MIN) -> Float[Tensor, " n"]:
+    """(sigma / alpha)^(1/7) in equal steps (Karras et al. 2022, eq. 5)."""
+    most, least = _levels(model, sigma_min)
+    ramp = torch.linspace(most ** (1 / RHO), least ** (1 / RHO), n, dtype=torch.float64)
+    return model.schedule.time(-RHO * ramp.log())
+
+
+def trailing(model: Model, n: int) -> Float[Tensor, " n"]:
+    """Every (N / n)-th of the N training indices counted from the noise, rounded as `trailing` is in diffusers."""
+    if not isinstance(model.schedule, DiscreteVP):
+        raise ValueError(f"the grid trailing needs a schedule with training indices (DiscreteVP), got {model.schedule}")
+    N = len(model.schedule.alphas_cumprod)
+    return 1 - (N - torch.arange(n, dtype=torch.float64) * (N / n)).round() / N
+
+
+def _levels(model: Model, sigma_min: float) -> tuple[float, float]:
+    """The largest and the smallest sigma / alpha of a grid."""
+    most, least = (-model.schedule.log_snr(torch.tensor(model.domain, dtype=torch.float64))).exp().tolist()
+    most = min(most, SIGMA_MAX)
+    if not 0 < sigma_min < most:
+        raise ValueError(f"the cut-off sigma_min must lie between 0 and {most:g}, got {sigma_min:g}")
+    return most, max(least, sigma_min)
+
+
+WITH_CUT_OFF: dict[str, Grid] = {"log-snr": log_snr, "karras": karras}
+GRIDS: dict[str, Grid] = {"uniform": uniform, "quadratic": quadratic, "trailing": trailing} | WITH_CUT_OFF
+
+
+def parse(name: str) -> tuple[Grid, list[float]]:
+    """The grid of a name such as `uniform` or `karras:0.03`, and its cut-off where there is one."""
+    shape, colon, cut_off = name.partition(":")
+    if shape not in GRIDS:
+        raise ValueError(f"unknown grid {name!r}; expected one of {', '.join(GRIDS)}")
+    if not colon:
+        return GRIDS[shape], []
+    try:
+        if shape in WITH_CUT_OFF:
+            return GRIDS[shape], [float(cut_off)]
+    except ValueError:
+        pass
+    raise ValueError(f"grid {name!r}: expected {shape}" + f" or {shape}:0.03, say" * (shape in WITH_CUT_OFF))
+
+
+def grid(name: str, model: Model, n: int) -> Float[Tensor, " n"]:
+    """n times of the named grid: `uniform`, say, or `karras:0.03` with its own sigma_min.
+
+    They are float32 numbers in float64, so that no cast can move one across an index of a discrete schedule.
+    """
+    shape, cut_off = parse(name)
+    if n < 1:
+        raise ValueError(f"a grid needs at least one time, got n = {n}")
+    times = shape(model, n, *cut_off).clamp(model.t_lo, model.t_hi)
+    times = torch.cat([times.new_tensor([model.t_lo]), times[1:]]).float().double()
+    if not bool((times.diff() > 0).all() and model.schedule(times[-1]).sigma > 0):
+        raise ValueError(f"the grid {name} has no {n} different times in the domain {model.domain}; take fewer")
+    return times
