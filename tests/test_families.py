@@ -161,7 +161,7 @@ def test_nfe_of_a_sample(name, nfe, n):
 def test_impossible_families_are_refused():
     with pytest.raises(ValueError, match="multiple of 2, got 7"):
         make("rk2", 7)
-    with pytest.raises(ValueError, match="unknown family 'rk3'; expected one of rk1, rk2"):
+    with pytest.raises(ValueError, match="unknown family 'rk3'; expected one of ns, rk1, rk2"):
         make("rk3", 6)
     with pytest.raises(ValueError, match="at least one step"):
         Bespoke(0)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import pictures
+from bespoke_solvers import dedicated, pictures, portfolio
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.families import BASES
+from bespoke_solvers.evaluation import HeldOut, held_out
+from bespoke_solvers.families import BASES, FAMILIES
 from bespoke_solvers.files import write_atomically
-from bespoke_solvers.generic import TABLEAUS, baseline
+from bespoke_solvers.generic import TABLEAUS
 from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
@@ -35,19 +35,30 @@ class Comparison:
 
 def name_of(solver: Solver) -> str:
     """`rk2-bespoke`, say."""
-    return f"{solver.family}-bespoke" if solver.family in BASES else solver.family
+    return f"{solver.family}-bespoke" if solver.family in FAMILIES else solver.family
 
 
 def methods(
-    solvers: Sequence[Solver], baselines: Sequence[str], nfe: Sequence[int], model: Model
+    solvers: Sequence[Solver],
+    baselines: Sequence[str],
+    nfe: Sequence[int],
+    model: Model,
+    choose: HeldOut | None = None,
 ) -> dict[str, list[Table]]:
-    """The tables to compare: the baselines at those of the NFE that they can have, and the solvers at their own."""
+    """The tables to compare: the baselines at those of the NFE that they can have, and the solvers at their own.
+
+    A baseline comes on its usual time grid or the one it names, `dpmpp-2m@karras`; with `choose`, one that names none
+    comes at each NFE on the grid that is best for it on that set.
+    """
     wanted = sorted({*nfe, *(solver.nfe for solver in solvers)})
     found: dict[str, list[Table]] = {}
     for name in baselines:
-        if name not in TABLEAUS:
-            raise ValueError(f"unknown baseline {name!r}; expected one of {', '.join(TABLEAUS)}")
-        found[name] = [baseline(name, n).on(model) for n in wanted if n > 0 and n % TABLEAUS[name].stages == 0]
+        possible = [n for n in wanted if dedicated.possible(name, n)]
+        if choose is None:
+            found[name] = [dedicated.baseline(name, n, model) for n in possible]
+        else:
+            chosen = [portfolio.best([name], n, model, choose) for n in possible]
+            found[name] = [candidate.table for candidate in chosen if candidate]
     for solver in solvers:
         found.setdefault(name_of(solver), []).append(solver.table)
     return {name: tables for name, tables in found.items() if tables}

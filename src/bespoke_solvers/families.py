@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bespoke_solvers.generic import EULER, MIDPOINT, Tableau, step, steps_for
+from bespoke_solvers.generic import EULER, MIDPOINT, Tableau, baseline, runge_kutta, step, steps_for, uniform_grid
 from bespoke_solvers.scale_time import ScaleTime, Transform, transformed_velocity
 from bespoke_solvers.table import Table, trace
 from bespoke_solvers.velocity import Velocity
@@ -65,6 +65,15 @@ class Bespoke(nn.Module):
         """`rk1`, `rk2`, or `heun-bespoke` and the like for another base method."""
         return next((name for name, base in BASES.items() if base == self.tableau), f"{self.tableau.name}-bespoke")
 
+    @property
+    def base(self) -> str:
+        """The method to compare with."""
+        return self.tableau.name
+
+    def base_table(self) -> Table:
+        """That method's table with as many evaluations."""
+        return runge_kutta(self.tableau, uniform_grid(self.n))
+
     def nodes(self) -> ScaleTime:
         """t and s at all nodes, dt and ds at those where the base method evaluates (r = 1 may not be one)."""
         zero = self.theta_t.new_zeros(1)
@@ -101,11 +110,72 @@ class Bespoke(nn.Module):
         return self.nodes().t[:: (len(self.r) - 1) // self.n]
 
 
+class NonStationary(nn.Module):
+    """A table whose numbers are all free (Shaul et al. 2024, "Bespoke Non-Stationary Solvers"), from a given one.
+
+    The times add up steps |theta|, so that t_0 <= ... <= t_{n-1} <= 1. With `learn_start` the first time and the
+    scale of the first input are learned, too: at t_0 = 0 the velocity of a flow says no more than the data's mean.
+    """
+
+    name = "ns"
+
+    def __init__(self, table: Table, learn_start: bool = True) -> None:
+        super().__init__()
+        if (table.t.diff() < 0).any():
+            raise ValueError(f"the times of a non-stationary solver must not decrease, got {table.t.tolist()}")
+        self.nfe, self.learn_start = table.nfe, learn_start
+        self.theta_t0 = nn.Parameter(table.t[:1].clone(), requires_grad=learn_start)
+        self.theta_t = nn.Parameter(table.t.diff())
+        self.theta_a0 = nn.Parameter(table.a[:1].clone(), requires_grad=learn_start)
+        self.theta_a = nn.Parameter(table.a[1:].clone())
+        self.theta_b = nn.Parameter(table.b[self._lower()].clone())
+
+    @property
+    def learn(self) -> str:
+        """What is learned."""
+        return "all" if self.learn_start else "all but the start"
+
+    @property
+    def base(self) -> str:
+        """The method to compare with: the midpoint method where the evaluations are even, else Euler's."""
+        return "euler" if self.nfe % 2 else "midpoint"
+
+    def base_table(self) -> Table:
+        """That method's table with as many evaluations."""
+        return baseline(self.base, self.nfe)
+
+    @torch.no_grad()
+    def load_table(self, table: Table) -> None:
+        """Take over the numbers of a table with as many evaluations."""
+        if table.nfe != self.nfe:
+            raise ValueError(f"got a table with {table.nfe} evaluations, expected one with {self.nfe}")
+        for own, new in zip(self.parameters(), NonStationary(table).parameters(), strict=True):
+            own.copy_(new)
+
+    def _lower(self) -> tuple[Tensor, Tensor]:
+        row, column = torch.tril_indices(self.nfe + 1, self.nfe, offset=-1)
+        return row, column
+
+    def forward(self) -> Table:
+        """The table."""
+        theta = torch.cat([self.theta_t0, self.theta_t])
+        t = torch.where(theta < 0, -theta, theta).cumsum(0).clamp(max=1)  # unlike abs, with a gradient at 0
+        b = t.new_zeros(self.nfe + 1, self.nfe).index_put(self._lower(), self.theta_b)
+        return Table(t, torch.cat([self.theta_a0, self.theta_a]), b)
+
+
+Family = Bespoke | NonStationary
+
 BASES = {"rk1": EULER, "rk2": MIDPOINT}
+FAMILIES = (NonStationary.name, *BASES)
 
 
-def make(family: str, nfe: int, learn: Learn = "both") -> Bespoke:
-    """The named family, at the identity, with `nfe` evaluations."""
-    if family not in BASES:
-        raise ValueError(f"unknown family {family!r}; expected one of {', '.join(BASES)}")
+def make(family: str, nfe: int, learn: Learn = "both") -> Family:
+    """The named family with `nfe` evaluations, at its base method (`ns`: Euler's)."""
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
+    if family == NonStationary.name:
+        if learn != "both":
+            raise ValueError(f"learn = {learn!r} is for {' and '.join(BASES)}; ns has no time and scale to tell apart")
+        return NonStationary(baseline("euler", nfe))
     return Bespoke(steps_for(BASES[family], nfe), BASES[family], learn)

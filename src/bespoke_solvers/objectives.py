@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bespoke_solvers.bound import bound_weights, step_lipschitz
-from bespoke_solvers.families import Bespoke
-from bespoke_solvers.metrics import norm
+from bespoke_solvers.families import Bespoke, Family
+from bespoke_solvers.metrics import mse, norm
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import expand, map_condition
@@ -33,3 +33,9 @@ def bespoke_loss(family: Bespoke, paths: Paths, L_tau: float = 1.0) -> Float[Ten
     got = sample(steps, u, torch.cat([start, inner]).flatten(0, 1))
     local_error = norm(got - torch.cat([inner, paths.x1[None]]).flatten(0, 1)).reshape(n, b)
     return bound_weights(step_lipschitz(family, L_tau)).to(local_error) @ local_error
+
+
+def endpoint_loss(family: Family, paths: Paths) -> Float[Tensor, " b"]:
+    """log MSE(y_n, x(1)) of each path, through the whole table."""
+    x1 = sample(family().on(paths.model), paths.model.bind(paths.noise.condition), paths.noise.x0)
+    return mse(x1, paths.x1).clamp(min=torch.finfo(x1.dtype).tiny).log()

@@ -140,24 +140,26 @@ def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Fi
 
 def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Figure":
     """RMSE and PSNR against NFE; a row has `method`, `nfe`, `rmse` and `psnr`."""
-    figure = new_figure(9, 3.8)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure = new_figure(11, 3.8 if len(methods) < 15 else 5)
+    others = [colour for colour in COLOURS if colour != COLOURS[1]]
     for axes, key, label in zip(figure.subplots(1, 2), ("rmse", "psnr"), ("RMSE", "PSNR (dB)"), strict=True):
-        for method, colour in zip(dict.fromkeys(row["method"] for row in rows), COLOURS * 9, strict=False):
+        for i, method in enumerate(methods):
             chosen = sorted((row["nfe"], row[key]) for row in rows if row["method"] == method)
             own = method == highlight
             axes.plot(
                 *zip(*chosen, strict=True),
-                marker="*" if own else "o",
+                marker="*" if own else "osD^vP"[i // len(others) % 6],
                 markersize=11 if own else 4,
                 linewidth=2 if own else 1.2,
-                color=COLOURS[1] if own else colour if colour != COLOURS[1] else COLOURS[4],
+                color=COLOURS[1] if own else others[i % len(others)],
                 label=method,
             )
         _style(axes, "evaluations of the model (NFE)", label, f"{label} to the exact samples")
         axes.set_xticks(sorted({row["nfe"] for row in rows}))
         if key == "rmse":
             _log_scale(axes)
-            axes.legend(fontsize=8, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     return figure
 
 
@@ -166,10 +168,11 @@ def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
     figure = new_figure(5, 3.6)
     axes = figure.add_subplot()
     for solver, colour in zip(solvers, COLOURS[1:] * 9, strict=False):
-        iterations, _, errors = zip(*solver.fit["history"], strict=True)
+        iterations, _, errors, *_ = zip(*solver.fit["history"], strict=True)
         axes.plot(iterations, errors, color=colour, label=f"{solver.family}, {solver.nfe} NFE")
         axes.axhline(errors[0], color=colour, linestyle="--", linewidth=0.8)
-        axes.plot(solver.fit["best_iteration"], min(errors), marker="o", markersize=5, color=colour)
+        kept = errors[iterations.index(solver.fit["best_iteration"])]
+        axes.plot(solver.fit["best_iteration"], kept, marker="o", markersize=5, color=colour)
     _log_scale(axes)
     axes.legend(fontsize=8, frameon=False)
     _style(axes, "iteration", "RMSE on held-out noise", "dashed: where it began; dot: the iteration kept")

@@ -79,6 +79,11 @@ class Table:
         mapped = self.within(model.t_lo, model.t_hi)
         return Table(mapped.t, mapped.a * model.start_scale, mapped.b)
 
+    def off(self, model: Model) -> "Table":
+        """The inverse of `on`: as from 0 to 1 with a start of scale 1."""
+        length = 1 - model.t_lo
+        return Table((self.t - model.t_lo) / length, self.a / model.start_scale, self.b / length)
+
 
 def trace(method: Method, nfe: int) -> Table:
     """The table of a method `method(u, x0) -> result` with `nfe` evaluations, whatever way the method is written.

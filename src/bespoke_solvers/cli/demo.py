@@ -12,22 +12,22 @@ from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli.common import Quiet, output_folder
 
 MODEL, NFE = "toy:digits-vp", 8
+BASELINES = ["euler", "midpoint", "rk4", "ddim", "dpmpp-2m", "unipc"]
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="A folder for the solver file, the figures and the pictures.")] = Path(
         "out/demo"
     ),
-    iterations: Annotated[int, typer.Option(min=1, help="Steps of the fit.")] = 700,
     quiet: Quiet = False,
 ) -> None:
     """The whole story on a model that comes with the package: fit a solver, compare it, look at it."""
     output_folder(out)
     bank = Bank(toy.load(MODEL))
-    typer.echo(f"Fitting an RK2-Bespoke solver with {NFE} evaluations to {MODEL} (handwritten digits on a VP path) ...")
-    solver = fitting.fit(bank.model, nfe=NFE, iterations=iterations, bank=bank, progress=not quiet)
+    typer.echo(f"Fitting a solver with {NFE} evaluations to {MODEL} (handwritten digits on a VP path) ...")
+    solver = fitting.fit(bank.model, nfe=NFE, bank=bank, progress=not quiet)
     solver.save(out / "solver.json")
-    tables = comparison.methods([solver], ["euler", "midpoint", "rk4"], [4, NFE, 12, 16, 20], bank.model)
+    tables = comparison.methods([solver], BASELINES, [4, NFE, 12, 16, 20], bank.model)
     result = comparison.compare(bank, tables, seed=0, samples=256)
     typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, solver) + "\n")
     for file in [out / "solver.json", *comparison.write(result, bank, [solver], tables, out)]:

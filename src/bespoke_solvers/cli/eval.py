@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison
+from bespoke_solvers import comparison, dedicated
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_folder, solvers
+from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
 
 
@@ -15,7 +16,12 @@ def eval(
     model: ModelName,
     solver: Annotated[Path, typer.Option(help="The solver file.")],
     out: Annotated[Path, typer.Option(help="A folder for the figures (results.json) and the pictures.")],
-    baselines: Annotated[str, typer.Option(help="Methods to compare with.")] = "euler,midpoint,heun,rk4",
+    baselines: Annotated[
+        str,
+        typer.Option(
+            help="Methods to compare with, such as euler,dpmpp-2m,unipc@karras; or all, each on its best time grid."
+        ),
+    ] = "euler,midpoint,heun,rk4",
     nfe: Annotated[str, typer.Option(help="Evaluations at which to run the baselines.")] = "4,6,8,10,16,20",
     samples: Annotated[int, typer.Option(min=1, help="How many samples to report on.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
@@ -26,7 +32,9 @@ def eval(
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures."""
     found, resolved = solvers(solver), resolve(model)
-    methods = comparison.methods(found, [name.strip() for name in baselines.split(",")], numbers(nfe), resolved)
+    everything = baselines.strip() == "all"
+    names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
+    methods = comparison.methods(found, names, numbers(nfe), resolved)
     for each in found:
         each.check(resolved)
     if dry_run:
@@ -38,11 +46,14 @@ def eval(
         return
     output_folder(out)
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB)
+    if everything:
+        choose = held_out(kept, "choose", seed, samples, progress=not quiet)
+        methods = comparison.methods(found, names, numbers(nfe), resolved, choose)
     result = comparison.compare(kept, methods, seed, samples, progress=not quiet)
     typer.echo(comparison.as_text(result))
     for name, tables in methods.items():
         left_out = set(numbers(nfe)) - {table.nfe for table in tables}
-        if left_out and name in baselines:
+        if left_out and name in names:
             typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left blank")
     for file in comparison.write(result, kept, found, methods, out):
         typer.echo(f"{out / file.name}")

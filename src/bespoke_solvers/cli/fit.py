@@ -5,25 +5,39 @@ from typing import Annotated, Literal
 
 import typer
 
-from bespoke_solvers import families, fitting
+from bespoke_solvers import dedicated, families, fitting, portfolio
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cli.common import ModelName, Quiet, output_file
+from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_file
+from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
+from bespoke_solvers.solver import save
+from bespoke_solvers.table import Table
 
 
 def fit(
     model: ModelName,
-    nfe: Annotated[int, typer.Option(help="Evaluations of the model that a sample may cost.")],
+    nfe: Annotated[str, typer.Option(help="Evaluations that a sample may cost: 8, or several as 4-10 or 5,8,10.")],
     out: Annotated[Path, typer.Option(help="The solver file to write (JSON).")],
-    family: Annotated[Literal["rk2", "rk1"], typer.Option(help="What kind of solver.")] = "rk2",
-    objective: Annotated[Literal["bound"], typer.Option(help="What the fit minimises: the paper's bound.")] = "bound",
-    learn: Annotated[Literal["both", "time", "scale"], typer.Option(help="Which of the transforms to learn.")] = "both",
-    paths: Annotated[int, typer.Option(min=1, help="Exact paths to fit to, solved once and kept.")] = 256,
+    family: Annotated[Literal["ns", "rk2", "rk1"], typer.Option(help="What kind of solver.")] = "ns",
+    effort: Annotated[
+        Literal["low", "medium", "high"], typer.Option(help="From seconds to minutes; for ns.")
+    ] = "medium",
+    objective: Annotated[
+        Literal["closed-form", "projection", "endpoint", "bound"] | None,
+        typer.Option(help="How far to go instead (ns: the first three), or what to minimise (rk1, rk2: the last two)."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="Begin at a baseline, such as dpmpp-2m@karras, or the best of them all (best); for ns."),
+    ] = None,
+    learn: Annotated[Literal["both", "time", "scale"], typer.Option(help="What to learn; for rk1 and rk2.")] = "both",
+    paths: Annotated[int | None, typer.Option(min=1, help="Exact paths to fit to, solved once and kept.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="New paths in every iteration, as the paper does.")] = False,
-    iterations: Annotated[int, typer.Option(min=0, help="Steps of Adam.")] = 1000,
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of Adam.")] = 2e-3,
+    iterations: Annotated[int | None, typer.Option(min=0, help="The most steps of the objective.")] = None,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of Adam, which minimises the bound.")] = 2e-3,
     validation_paths: Annotated[int, typer.Option(min=1, help="Samples to choose by, and as many to report on.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Paths that are solved and used together.")] = 32,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact paths.")] = 1e-5,
     bank: Annotated[
         Path | None,
         typer.Option(
@@ -40,42 +54,67 @@ def fit(
     output_file(out, ".json")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
-    learner = families.make(family, nfe, learn)
     resolved = resolve(model)
+    learners = {n: families.make(family, n, learn) for n in sorted(set(numbers(nfe)))}
+    for n, learner in learners.items():
+        stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
+        if start not in (None, "best"):
+            dedicated.baseline(start, n, resolved)
     folder = bank or out.parent / (model.replace(":", "-").replace(".", "-") + ".bank")
-    checkpoint = out.with_name(out.name + ".checkpoint")
     if dry_run:
-        parameters = sum(p.numel() for p in learner.parameters() if p.requires_grad)
         typer.echo(f"model       {model}: samples of {resolved.shape}, {resolved.prediction}, {resolved.schedule}")
-        typer.echo(f"solver      {family}, {nfe} evaluations, {parameters} numbers to learn")
-        typer.echo(f"paths       {'new ones each time' if fresh else paths} in batches of {batch_size}, in {folder}")
-        typer.echo(f"evaluations {iterations * nfe * batch_size:,} forward and backward, and the exact paths")
-        typer.echo(f"output      {out}; until it is there, {checkpoint.name} beside it")
+        for n, learner in learners.items():
+            parameters = sum(p.numel() for p in learner.parameters() if p.requires_grad)
+            typer.echo(f"solver      {family}, {n} evaluations, {parameters} numbers to learn: {', '.join(stages)}")
+        counted = "new ones each time" if fresh else paths or "as many as the effort says"
+        typer.echo(f"paths       {counted}, {batch_size} at a time, in {folder}")
+        typer.echo(f"output      {out}; until it is there, checkpoints beside it")
         return
-    if checkpoint.exists():
-        typer.echo(f"going on from {checkpoint}", err=True)
-    try:
-        solver = fitting.fit(
-            resolved,
-            nfe=nfe,
-            family=learner,
-            objective=objective,
-            seed=seed,
-            paths=None if fresh else paths,
-            iterations=iterations,
-            learning_rate=learning_rate,
-            validation_paths=validation_paths,
-            bank=Bank(resolved, folder, batch_size=batch_size, budget=int(budget * GIB)),
-            checkpoint=checkpoint,
-            progress=not quiet,
+    kept = Bank(resolved, folder, batch_size=batch_size, budget=int(budget * GIB), rtol=tolerance, atol=tolerance)
+
+    def begin(n: int) -> Table | None:
+        if start == "best":
+            choose = held_out(kept, "choose", seed, validation_paths, progress=not quiet)
+            found = portfolio.best(list(dedicated.NAMES), n, resolved, choose)
+            if found:
+                typer.echo(f"{n} NFE begins at {found.name}, RMSE {found.quality.rmse:.4f}", err=True)
+            return found and found.table
+        return None if start is None else dedicated.baseline(start, n, resolved)
+
+    solvers, checkpoints = [], []
+    for n, learner in learners.items():
+        checkpoints.append(out.with_name(f"{out.name}.{n}.checkpoint"))
+        if checkpoints[-1].exists():
+            typer.echo(f"going on from {checkpoints[-1]}", err=True)
+        try:
+            solvers.append(
+                fitting.fit(
+                    resolved,
+                    nfe=n,
+                    family=learner,
+                    objective=objective,
+                    effort=effort,
+                    start=begin(n),
+                    seed=seed,
+                    paths="fresh" if fresh else paths,
+                    iterations=iterations,
+                    learning_rate=learning_rate,
+                    validation_paths=validation_paths,
+                    bank=kept,
+                    checkpoint=checkpoints[-1],
+                    progress=not quiet,
+                )
+            )
+        except KeyboardInterrupt:
+            typer.echo("\ninterrupted; give the same command again, and it goes on from its last checkpoint", err=True)
+            raise typer.Exit(130) from None
+    save(solvers, out)
+    for checkpoint in checkpoints:
+        checkpoint.unlink(missing_ok=True)
+    for solver in solvers:
+        v = solver.validation
+        typer.echo(
+            f"{out}: {family}, {solver.nfe} NFE, RMSE {v['rmse']:.4f} ({v['psnr']:.1f} dB); {v['baseline']} at the "
+            f"same cost {v['baseline_rmse']:.4f} ({v['baseline_psnr']:.1f} dB); exact: "
+            f"{v['reference_evaluations']:.0f} NFE"
         )
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted; give the same command again, and it goes on from its last checkpoint", err=True)
-        raise typer.Exit(130) from None
-    solver.save(out)
-    checkpoint.unlink(missing_ok=True)
-    v = solver.validation
-    typer.echo(
-        f"{out}: {family}, {nfe} NFE, RMSE {v['rmse']:.4f} ({v['psnr']:.1f} dB); {v['baseline']} at the same cost "
-        f"{v['baseline_rmse']:.4f} ({v['baseline_psnr']:.1f} dB); exact: {v['reference_evaluations']:.0f} NFE"
-    )

@@ -1,0 +1,142 @@
+"""The closed form: with its times fixed, a table's rows are linear regressions on the exact paths.
+
+Row k regresses x(t_k) on x0, u_0, ..., u_{k-1}, the last row x(1), where u_j are the velocities that the fitted rows
+themselves run into. It is the optimal linear subspace of Duan et al. (2023) in the non-stationary family.
+"""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bespoke_solvers.metrics import mse
+from bespoke_solvers.reference import Paths
+from bespoke_solvers.schedules import Schedule, float64
+from bespoke_solvers.table import Table, combine
+from bespoke_solvers.velocity import Model
+
+RIDGE = 1e-9  # of the mean diagonal; with 1e-6 the fits lose decibels
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A fitted table on the model; of each batch the velocities it met and its samples."""
+
+    table: Table
+    velocities: list[Float[Tensor, "n b *shape"]]
+    samples: list[Float[Tensor, "b *shape"]]
+
+
+def on_disk(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor in a temporary file, so that it takes disk and page cache instead of memory."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        size = int(torch.Size(shape).numel())
+        return torch.from_file(str(Path(folder) / "tensor"), shared=True, size=size, dtype=dtype).reshape(tuple(shape))
+
+
+@torch.no_grad()
+def fit_rows(
+    t: Float[Tensor, " n"],
+    batches: Sequence[Paths],
+    weights: Sequence[Float[Tensor, " b"]],
+    known: Rows | None = None,
+    first: int = 0,
+) -> Rows:
+    """The table with times t whose rows from `first` on are regressions with these weights; those before are known.
+
+    Normal equations in float64 add up over the batches, so memory does not grow with the number of paths.
+    """
+    n = len(t)
+    a, b = torch.zeros(n + 1, dtype=torch.float64), torch.zeros(n + 1, n, dtype=torch.float64)
+    velocities = [on_disk((n, *paths.x1.shape), paths.x1.dtype) for paths in batches]
+    if known is not None:
+        a[:first], b[:first] = known.table.a[:first], known.table.b[:first]
+        for mine, theirs in zip(velocities, known.velocities, strict=True):
+            mine[:first] = theirs[:first]
+    gram, entered = torch.zeros(n + 1, n + 1, dtype=torch.float64), 0
+    for k in range(first, n + 1):
+        moments = torch.zeros(k + 1, dtype=torch.float64)
+        for paths, us, weight in zip(batches, velocities, weights, strict=True):
+            x0 = paths.noise.x0
+            if k > first:  # the last velocity before row k, at what row k - 1 gives
+                y = combine(a[k - 1], b[k - 1], x0, list(us[: k - 1].to(x0.device)))
+                us[k - 1] = paths.model.bind(paths.noise.condition)(t[k - 1].to(x0), y)
+            target = paths.x1 if k == n else paths.at(t[k : k + 1]).x[0]
+            basis = _flat(torch.cat([x0[None], us[:k].to(x0.device)]))
+            weighted = basis * weight.to(basis)[:, None]
+            gram[entered : k + 1, : k + 1] += torch.einsum("ibd,jbd->ij", weighted[entered:], basis).cpu()
+            moments += torch.einsum("ibd,bd->i", weighted, _flat(target[None])[0]).cpu()
+        entered = k + 1
+        a[k], b[k, :k] = _solve(gram[: k + 1, : k + 1], moments).tensor_split([1])
+    table = Table(t, a, b)
+    samples = [
+        combine(a[n], b[n], paths.noise.x0, list(us.to(paths.noise.x0.device)))
+        for paths, us in zip(batches, velocities, strict=True)
+    ]
+    return Rows(table, velocities, samples)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return float64(x).flatten(2)
+
+
+def _solve(lower: Tensor, moments: Tensor) -> Tensor:
+    gram = lower.tril() + lower.tril(-1).T
+    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    solution: Tensor = torch.linalg.solve(gram + ridge, moments)
+    return solution
+
+
+def errors(samples: Sequence[Tensor], batches: Sequence[Paths]) -> list[Float[Tensor, " b"]]:
+    """The mean square error of each sample, batch by batch, in float64; floored so that its logarithm is finite."""
+    tiny = torch.finfo(torch.float32).tiny
+    return [float64(mse(x, paths.x1)).clamp(min=tiny) for x, paths in zip(samples, batches, strict=True)]
+
+
+def log_mean(errors: Sequence[Float[Tensor, " b"]]) -> float:
+    """E log MSE; infinite where a sample is not finite."""
+    value = torch.cat(list(errors)).log().mean().item()
+    return value if math.isfinite(value) else math.inf
+
+
+def sample_weights(errors: Sequence[Float[Tensor, " b"]]) -> list[Float[Tensor, " b"]]:
+    """1 / (MSE + median MSE) of each sample: errors are heavy-tailed, and few samples would decide everything."""
+    median = torch.cat(list(errors)).median()
+    return [median / (error + median) for error in errors]
+
+
+def closed_form(t: Float[Tensor, " n"], batches: Sequence[Paths], passes: int = PASSES) -> Rows:
+    """Rows fitted with equal weights, then again with the weights that the last fit's errors give."""
+    weights = [torch.ones(len(paths.x1), dtype=torch.float64) for paths in batches]
+    for _ in range(passes):
+        rows = fit_rows(t, batches, weights)
+        weights = sample_weights(errors(rows.samples, batches))
+    return rows
+
+
+def straightness(schedule: Schedule, t: Tensor) -> Tensor:
+    """r = alpha / (alpha + sigma), the time in which every Gaussian path is as straight as FM-OT's."""
+    alpha, sigma, _, _ = schedule(t)
+    return alpha / (alpha + sigma)
+
+
+def times_of(model: Model, r: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The times at which alpha / (alpha + sigma) = r, inside the model's domain."""
+    return model.schedule.time(torch.logit(r.double().clamp(0, 1))).clamp(model.t_lo, model.t_hi)
+
+
+def warp(model: Model, nfe: int, r_0: float, p: float, q: float) -> Float[Tensor, " n"]:
+    """Times that are equally spaced in a warped r: 1 - (1 - (k/n)^p)^q, from r_0 on."""
+    r_lo = straightness(model.schedule, torch.tensor(model.t_lo, dtype=torch.float64))
+    k = torch.arange(nfe, dtype=torch.float64) / nfe
+    first = torch.maximum(torch.tensor(r_0, dtype=torch.float64), r_lo)
+    return times_of(model, first + (1 - first) * (1 - (1 - k**p) ** q))
+
+
+WARPS = [(r_0, p, q) for r_0 in (0.0, 0.07, 0.14) for p in (0.75, 1.0) for q in (0.6, 0.8, 1.0)]

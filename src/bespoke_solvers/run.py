@@ -1,0 +1,135 @@
+"""The course of a fit: its stages one after another, validated, the best kept, and resumed from a checkpoint."""
+
+import io
+import math
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from bespoke_solvers.description import differences, in_words
+from bespoke_solvers.evaluation import HeldOut, Quality
+from bespoke_solvers.families import Family
+from bespoke_solvers.files import write_atomically
+from bespoke_solvers.stages import Stage
+from bespoke_solvers.velocity import Counter, Model
+
+
+class Planned(NamedTuple):
+    """A stage to come: its name, how to make it, and the most steps it may take."""
+
+    name: str
+    make: Callable[[], Stage]
+    steps: int
+
+
+class Run:
+    """What changes during a fit of `family`, which is left at the step that was best on the choosing set.
+
+    `settings` and `description` (of the model) say which fit it is, so that no other one goes on from its checkpoint.
+    """
+
+    KEPT = (
+        *("settings", "description", "stage", "done", "state", "iteration", "history", "evaluations"),
+        *("best", "best_iteration", "best_quality", "start_quality"),
+    )
+
+    def __init__(
+        self,
+        family: Family,
+        model: Model,
+        choose: HeldOut,
+        settings: dict[str, Any],
+        description: dict[str, Any],
+        checkpoint: str | os.PathLike[str] | None,
+    ) -> None:
+        self.family, self.model, self.choose = family, model, choose
+        self.settings, self.description = settings, description
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.stage, self.done, self.state = 0, 0, dict[str, Any]()
+        self.iteration, self.best_iteration = 0, 0
+        self.best: dict[str, Tensor] = {}
+        self.best_quality = self.start_quality = (math.inf, -math.inf)  # RMSE, PSNR
+        self.history: list[tuple[int, float | None, float, float]] = []
+        # The cost in evaluations of u: exact paths (a kept one once), samples and losses, gradients.
+        self.evaluations = {"reference": 0, "forward": 0, "backward": 0}
+        self._resume()
+
+    def go_on(self, plan: Sequence[Planned], reference: Callable[[], int], counter: Counter, progress: bool) -> None:
+        """Take the stages up to their last step. `reference` says how many evaluations exact paths took so far."""
+        if not self.history:
+            self._validate(None, None)
+        for index in range(self.stage, len(plan)):
+            if index > self.stage:
+                self.stage, self.done, self.state = index, 0, {}
+                self.family.load_state_dict(self.best)
+                self.start_quality = self.best_quality
+            name, make, steps = plan[index]
+            stage = make()
+            if self.state:
+                stage.resume(self.state)
+            label = f"{self.settings['family']}, {self.settings['nfe']} NFE, {name}"
+            with tqdm(total=steps, initial=self.done, desc=label, disable=not progress) as bar:
+                bar.set_postfix(self._postfix())
+                while self.done < steps and not stage.finished:
+                    evaluations, solved = counter.evaluations, reference()
+                    loss = stage.step()
+                    self.done += 1
+                    self.iteration += 1
+                    spent = counter.evaluations - evaluations
+                    self.evaluations["forward"] += spent
+                    self.evaluations["backward"] += spent * stage.differentiates
+                    self.evaluations["reference"] += reference() - solved
+                    bar.update()
+                    if self.done % stage.every == 0 or self.done == steps or stage.finished:
+                        self._validate(stage, loss)
+                        bar.set_postfix(self._postfix())
+        self.family.load_state_dict(self.best)
+
+    def _validate(self, stage: Stage | None, loss: float | None) -> None:
+        """Measure the solver on the choosing set, keep it if it is better, and write the checkpoint."""
+        quality = self.choose.quality(self.family().detach().on(self.model), self.model)
+        self.evaluations["forward"] += self.family.nfe * len(self.choose.x1)
+        if stage is None:
+            self.start_quality = (quality.rmse, quality.psnr)
+        if stage is None or stage.better(quality, Quality(*self.best_quality), Quality(*self.start_quality)):
+            self.best = {name: value.clone() for name, value in self.family.state_dict().items()}
+            self.best_iteration, self.best_quality = self.iteration, (quality.rmse, quality.psnr)
+        self.history.append((self.iteration, loss, *quality))
+        if self.checkpoint is not None:
+            self.state = stage.state() if stage else {}
+            kept = {name: getattr(self, name) for name in self.KEPT} | {"family": self.family.state_dict()}
+            buffer = io.BytesIO()
+            torch.save(kept, buffer)
+            write_atomically(self.checkpoint, buffer.getvalue())
+
+    def _resume(self) -> None:
+        """Take over the checkpoint, if there is one; refuse one of another fit."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return
+        try:
+            kept = torch.load(self.checkpoint, weights_only=True)
+            was = kept["settings"]
+            other = {name: (was.get(name), value) for name, value in self.settings.items() if was.get(name) != value}
+            other |= differences(kept["description"], self.description, tolerance=1e-3)
+            values = {name: kept[name] for name in self.KEPT}
+            numbers = kept["family"]
+        except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{self.checkpoint} is no checkpoint of a fit; remove it or name another file") from error
+        if other:
+            listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
+            raise ValueError(f"{self.checkpoint} is of another fit: {listed}; give the same settings or remove it")
+        self.family.load_state_dict(numbers)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def _postfix(self) -> dict[str, str]:
+        """Validation RMSE: now, at its best, and at the start."""
+        rmse = [row[2] for row in self.history]
+        best = self.best_quality[0]
+        return {"rmse": f"{rmse[-1]:.4f}", "best": f"{best:.4f}", "start": f"{rmse[0]:.4f}"}

@@ -1,0 +1,128 @@
+"""The ways to fit, each as a stage that changes a family of solvers step by step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke_solvers.evaluation import Quality
+from bespoke_solvers.families import Family, NonStationary
+from bespoke_solvers.reference import Paths
+from bespoke_solvers.regression import PASSES, WARPS, closed_form, errors, log_mean, warp
+
+Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
+
+
+class Stage(ABC):
+    """One way to fit a family, which it changes in place."""
+
+    every: int  # steps between two validations
+    differentiates: bool  # whether a backward pass follows each evaluation
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether another step would not pay."""
+
+    @abstractmethod
+    def step(self) -> float:
+        """One step; returns the loss."""
+
+    @abstractmethod
+    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
+        """Whether to keep the new solver instead of the best; all qualities are of the choosing set."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the family's numbers."""
+
+    @abstractmethod
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from such a state."""
+
+
+class Adam(Stage):
+    """Algorithm 2 of the paper: gradient steps on a loss, one batch of paths each."""
+
+    differentiates = True
+
+    def __init__(
+        self, family: Family, batch: Callable[[int], Paths], loss_of: Loss, learning_rate: float, every: int
+    ) -> None:
+        self.family, self.batch, self.loss_of, self.every = family, batch, loss_of, every
+        self.learned = [parameter for parameter in family.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.Adam(self.learned, lr=learning_rate)
+        self.iteration = 0
+
+    @property
+    def finished(self) -> bool:
+        """Never by itself."""
+        return False
+
+    def step(self) -> float:
+        """One step of Adam."""
+        loss = self.loss_of(self.family, self.batch(self.iteration)).mean()
+        if not torch.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss.item()} at iteration {self.iteration}; the velocity must be finite everywhere"
+            )
+        self.optimizer.zero_grad()
+        loss.backward(inputs=self.learned)  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.iteration += 1
+        return loss.item()
+
+    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
+        """By RMSE, as the paper chooses."""
+        return new.rmse < best.rmse
+
+    def state(self) -> dict[str, Any]:
+        """The optimiser's moments."""
+        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from such a state."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.iteration = state["iteration"]
+
+
+class ClosedForm(Stage):
+    """Rows in closed form: a handful of time grids with equal weights, then the best of them with all passes."""
+
+    differentiates = False
+
+    def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
+        self.family, self.batches = family, batches
+        self.warps = [warp for warp in WARPS if family.learn_start or warp[0] == 0]
+        self.every = len(self.warps) + 1
+        self.tried: list[float] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether all is done."""
+        return len(self.tried) == self.every
+
+    def step(self) -> float:
+        """Try one more grid, or fit the best one to the end."""
+        model, last = self.batches[0].model, len(self.tried) == len(self.warps)
+        chosen = self.tried.index(min(self.tried)) if last else len(self.tried)
+        t = warp(model, self.family.nfe, *self.warps[chosen])
+        rows = closed_form(t, self.batches, PASSES if last else 1)
+        self.tried.append(log_mean(errors(rows.samples, self.batches)))
+        if last:
+            self.family.load_table(rows.table.off(model))
+        return self.tried[-1]
+
+    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
+        """By PSNR, which is the loss."""
+        return new.psnr > best.psnr
+
+    def state(self) -> dict[str, Any]:
+        """The losses so far."""
+        return {"tried": self.tried}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from such a state."""
+        self.tried = state["tried"]

@@ -1,0 +1,471 @@
+"""Fits of the non-stationary family: closed form, projection, end point."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+
+import bespoke_solvers
+from bespoke_solvers import dedicated, fitting, stages, toy
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.description import describe
+from bespoke_solvers.evaluation import HeldOut, Quality, held_out
+from bespoke_solvers.families import NonStationary
+from bespoke_solvers.fitting import CHAIN, EFFORTS, STEPS, Effort
+from bespoke_solvers.gauss_newton import EndPoint, GaussNewton
+from bespoke_solvers.generic import baseline
+from bespoke_solvers.objectives import endpoint_loss
+from bespoke_solvers.regression import WARPS
+from bespoke_solvers.schedules import VP, CondOT, Cosine
+from bespoke_solvers.stages import ClosedForm
+from bespoke_solvers.velocity import Counter, Model
+from problems import CENTRES, mixture
+
+GRIDS = 5  # time grids that the closed form tries
+SMALL = {"nfe": 3, "paths": 16, "validation_paths": 16, "progress": False}
+CHAINED = SMALL | {"objective": "endpoint", "iterations": 3}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.checkerboard()
+
+
+@pytest.fixture(scope="module")
+def bank(model):
+    return Bank(model, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def large(model):
+    return Bank(model, batch_size=48)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_steps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STEPS, "projection", 3)
+        patch.setitem(STEPS, "closed-form", GRIDS + 1)
+        patch.setattr(stages, "WARPS", WARPS[-GRIDS:])
+        yield
+
+
+@pytest.fixture(scope="module")
+def chain(model, large):
+    """The solvers that each of the three objectives gives."""
+    options = SMALL | {"nfe": 4, "paths": 48}
+    return {name: fit(model, large, **options, objective=name, iterations=STEPS[name]) for name in CHAIN}
+
+
+@pytest.fixture(scope="module")
+def whole(model, bank):
+    return fit(model, bank, **CHAINED)
+
+
+def fit(model, bank, **options):
+    return bespoke_solvers.fit(model, bank=bank, **options)
+
+
+def entries(solver):
+    return torch.cat([solver.table.t, solver.table.a, solver.table.b.flatten()])
+
+
+def on_choosing_set(solver, bank, model) -> Quality:
+    return held_out(bank, "choose", 0, solver.fit["validation_paths"]).quality(solver.table, model)
+
+
+def test_the_chain_gets_better_and_better(chain):
+    closed, projected, end = (chain[name] for name in CHAIN)
+    assert closed.validation["psnr"] + 2 < projected.validation["psnr"]
+    assert projected.validation["psnr"] + 1 < end.validation["psnr"]
+    assert closed.validation["rmse"] > projected.validation["rmse"] > end.validation["rmse"]
+    assert closed.validation["rmse"] < closed.validation["baseline_rmse"] / 2
+
+
+def test_no_stage_is_worse_than_its_start_on_the_choosing_set(chain, large, model):
+    qualities = [on_choosing_set(chain[name], large, model) for name in CHAIN]
+    for before, after in pairwise(qualities):
+        assert after.rmse <= before.rmse
+        assert after.psnr >= before.psnr
+
+
+def test_the_table_is_that_of_the_best_iteration(chain, large, model):
+    for solver in chain.values():
+        rows = {row[0]: row[2:] for row in solver.fit["history"]}
+        assert on_choosing_set(solver, large, model) == pytest.approx(rows[solver.fit["best_iteration"]])
+
+
+def test_each_stage_begins_as_the_one_before_ends(chain):
+    closed, projected, end = (chain[name].fit["history"] for name in CHAIN)
+    assert [row[0] for row in closed] == [0, GRIDS + 1]
+    assert projected[:2] == closed
+    assert end[: len(projected)] == projected
+    assert len(closed) < len(projected) < len(end)
+    assert [chain[name].fit["stages"] for name in CHAIN] == [list(CHAIN[: i + 1]) for i in range(3)]
+
+
+def test_what_a_stage_spoils_is_not_kept(model, large, chain, monkeypatch):
+    def spoil(stage):
+        with torch.no_grad():
+            stage.problem.family.theta_b += 0.5
+        return -100.0
+
+    monkeypatch.setattr(GaussNewton, "step", spoil)
+    spoilt = fit(model, large, **CHAINED | {"nfe": 4, "paths": 48})
+    assert len(spoilt.fit["history"]) == 2 + 3 + 3
+    assert spoilt.fit["best_iteration"] == GRIDS + 1
+    assert torch.equal(entries(spoilt), entries(chain["closed-form"]))
+
+
+def test_a_stage_begins_at_the_best_so_far(model, bank, monkeypatch):
+    """Not at the last step of the stage before."""
+    closed = fit(model, bank, **SMALL, objective="closed-form")
+    expected = fit(model, bank, **CHAINED, start=closed.table)
+    step = GaussNewton.step
+
+    def spoil(stage):
+        if isinstance(stage.problem, EndPoint):
+            return step(stage)
+        with torch.no_grad():
+            stage.problem.family.theta_b += 0.5
+        return -100.0
+
+    monkeypatch.setattr(GaussNewton, "step", spoil)
+    spoilt = fit(model, bank, **CHAINED)
+    assert [row[1:] for row in spoilt.fit["history"][2 + 3 :]] == [row[1:] for row in expected.fit["history"][1:]]
+
+
+def test_a_stage_may_not_lose_rmse_that_the_one_before_gained(model, bank, monkeypatch):
+    """Qualities as given: at the start, then of closed form, projection and end point, then the reporting."""
+    given = [(0.2, 20.0), (0.1, 30.0), (0.05, 40.0), (0.07, 50.0), (1.0, 1.0), (1.0, 1.0)]
+    monkeypatch.setattr(HeldOut, "quality", lambda *_: Quality(*given.pop(0)))
+    monkeypatch.setitem(STEPS, "projection", 1)
+    assert fit(model, bank, **CHAINED | {"iterations": 1}).fit["best_iteration"] == GRIDS + 2
+    assert not given
+
+
+def test_neither_psnr_nor_rmse_may_be_the_worse():
+    def better(new, best, start):
+        return GaussNewton.better(None, Quality(*new), Quality(*best), Quality(*start))
+
+    start = (0.1, 30.0)
+    assert better((0.09, 31.0), start, start)
+    assert better((0.1, 31.0), start, start)
+    assert not better((0.11, 31.0), start, start), "a few samples astray"
+    assert not better((0.09, 29.0), start, start)
+    assert better((0.095, 32.0), (0.09, 31.0), start), "the start's RMSE counts, not the best one's"
+    assert not better((float("nan"), float("nan")), start, start)
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [("ClosedForm", 4), ("Projection", 1), ("Projection", 2), ("EndPoint", 1)],
+)
+def test_an_interrupted_chain_ends_where_an_undisturbed_one_does(
+    model, bank, whole, tmp_path, monkeypatch, stage, step
+):
+    checkpoint, steps = tmp_path / "fit.ckpt", []
+
+    def stops(method):
+        def counting(self):
+            steps.append(type(getattr(self, "problem", self)).__name__)
+            if steps.count(stage) == step and steps[-1] == stage and not checkpointed:
+                raise KeyboardInterrupt
+            return method(self)
+
+        return counting
+
+    checkpointed = False
+    for kind in (ClosedForm, GaussNewton):
+        monkeypatch.setattr(kind, "step", stops(kind.step))
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, bank, checkpoint=checkpoint, **CHAINED)
+    checkpointed, done = True, len(steps) - 1
+    assert torch.load(checkpoint, weights_only=True)["iteration"] == (0 if stage == "ClosedForm" else done)
+    resumed = fit(model, bank, checkpoint=checkpoint, **CHAINED)
+    assert torch.equal(entries(resumed), entries(whole))
+    for name in ("history", "evaluations", "iterations", "best_iteration"):
+        assert resumed.fit[name] == whole.fit[name], name
+    lost = len(steps) - whole.fit["iterations"]
+    assert lost == (done + 1 if stage == "ClosedForm" else 1), "no more than the step it was in, or the closed form"
+
+
+def test_interruptions_inside_a_step_do_no_harm(model, bank, whole, tmp_path):
+    """The velocity itself stops the fit whenever it was called half as often as a whole fit calls it."""
+    counter = Counter(model.velocity)
+    fit(dataclasses.replace(model, velocity=counter), bank, **CHAINED)
+    half, interruptions = counter.calls // 2, 0
+
+    def velocity(t, x):
+        seen.append(1)
+        if len(seen) > half:
+            raise KeyboardInterrupt
+        return model.velocity(t, x)
+
+    while interruptions < 10:
+        seen: list = []
+        try:
+            resumed = fit(dataclasses.replace(model, velocity=velocity), bank, checkpoint=tmp_path / "c", **CHAINED)
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert 1 <= interruptions < 10
+    assert torch.equal(entries(resumed), entries(whole))
+    assert resumed.fit["history"] == whole.fit["history"]
+    assert resumed.fit["evaluations"] == whole.fit["evaluations"]
+
+
+def test_more_steps_go_on_from_a_finished_chain(model, bank, tmp_path):
+    fit(model, bank, checkpoint=tmp_path / "c", **CHAINED | {"iterations": 1})
+    longer = fit(model, bank, checkpoint=tmp_path / "c", **CHAINED | {"iterations": 2})
+    at_once = fit(model, bank, **CHAINED | {"iterations": 2})
+    assert torch.equal(entries(longer), entries(at_once))
+    assert longer.fit["history"] == at_once.fit["history"]
+
+
+def test_a_checkpoint_of_another_chain_is_refused(model, bank, tmp_path):
+    fit(model, bank, checkpoint=tmp_path / "c", **SMALL, objective="closed-form")
+    with pytest.raises(ValueError, match=r"another fit: objective closed-form \(here projection\)"):
+        fit(model, bank, checkpoint=tmp_path / "c", **SMALL, objective="projection")
+    start = baseline("euler", 3).on(model)
+    with pytest.raises(ValueError, match=r"another fit: .*start None"):
+        fit(model, bank, checkpoint=tmp_path / "c", **SMALL, objective="endpoint", start=start)
+
+
+def test_a_chain_is_deterministic_for_a_seed(model, bank, whole):
+    again = fit(model, Bank(model, batch_size=16), **CHAINED)
+    assert torch.equal(entries(again), entries(whole))
+    assert again.fit["history"] == whole.fit["history"]
+    other = fit(model, bank, seed=1, **SMALL, objective="closed-form")
+    assert other.fit["history"][1][1] != whole.fit["history"][1][1]
+
+
+@pytest.mark.parametrize("objective", ["projection", "endpoint"])
+@pytest.mark.parametrize("method", ["midpoint", "ddim@quadratic"])
+def test_a_baseline_is_the_start(model, bank, objective, method):
+    start = dedicated.baseline(method, 4, model)
+    options = SMALL | {"nfe": 4, "iterations": 3, "objective": objective, "paths": 96, "validation_paths": 96}
+    solver = fit(model, bank, start=start, **options)
+    before = held_out(bank, "choose", 0, 96).quality(start, model)
+    assert solver.fit["stages"] == [objective]
+    assert solver.fit["history"][0] == [0, None, *before]
+    after = on_choosing_set(solver, bank, model)
+    assert after.psnr > before.psnr
+    assert after.rmse <= before.rmse
+    none = fit(model, bank, start=start, **options | {"iterations": 0})
+    torch.testing.assert_close(none.table.b, start.b)
+
+
+@pytest.mark.parametrize("method", ["dpmpp-2m", "heun"])
+def test_projection_begins_at_any_baseline(model, bank, method):
+    """The last time of one on a log-snr grid is close to 1, that of Heun's method is 1."""
+    fit(model, bank, **SMALL | {"nfe": 4}, objective="projection", start=dedicated.baseline(method, 4, model))
+
+
+def test_a_start_on_a_model_whose_domain_begins_late():
+    model = Model(velocity=mixture(Cosine()), shape=(3,), schedule=Cosine(), prediction="epsilon", domain=(0.1, 0.9))
+    bank = Bank(model, batch_size=8)
+    start = dedicated.baseline("ddim", 3, model)
+    solver = fit(model, bank, start=start, **CHAINED | {"iterations": 1})
+    before = held_out(bank, "choose", 0, 16).quality(start, model)
+    assert solver.fit["history"][0][2:] == pytest.approx(list(before), rel=1e-4)
+    assert on_choosing_set(solver, bank, model).psnr > before.psnr
+
+
+WRONG = {
+    "closed form with a start": (
+        {"objective": "closed-form", "start": 1},
+        "start is for projection and endpoint of ns",
+    ),
+    "low effort with a start": ({"effort": "low", "start": 1}, "start is for projection and endpoint of ns"),
+    "rk2 with a start": ({"family": "rk2", "nfe": 4, "start": 1}, "start is for projection and endpoint of ns"),
+    "bound for ns": (
+        {"objective": "bound"},
+        "unknown objective 'bound' for ns; expected one of closed-form, projection, endpoint",
+    ),
+    "projection for rk2": (
+        {"objective": "projection", "family": "rk2", "nfe": 4},
+        "unknown objective 'projection' for rk2; expected one of bound, endpoint",
+    ),
+    "unknown effort": ({"effort": "huge"}, "unknown effort 'huge'; expected one of low, medium, high"),
+    "no paths": ({"paths": 0}, "0 paths or 16 to validate are too few"),
+    "fewer than no steps": ({"iterations": -1}, "-1 iterations, .* are too few"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_combinations_are_named(model, bank, options, message):
+    if "start" in options:
+        options = options | {"start": baseline("euler", SMALL["nfe"]).on(model)}
+    with pytest.raises(ValueError, match=message):
+        fit(model, bank, **SMALL | options)
+
+
+@pytest.mark.parametrize("options", [{}, {"family": "rk2", "nfe": 4, "objective": "endpoint"}], ids=["ns", "rk2"])
+def test_fresh_paths_are_for_the_bound(model, bank, options):
+    with pytest.raises(ValueError, match="are for the bound; endpoint needs paths that are kept"):
+        fit(model, bank, **SMALL | {"paths": "fresh"} | options)
+
+
+def test_a_start_with_another_nfe_is_named(model, bank):
+    with pytest.raises(ValueError, match=r"4.*3"):
+        fit(model, bank, **CHAINED, start=baseline("euler", 4).on(model))
+
+
+def test_unknown_words_for_paths_are_named(model, bank):
+    with pytest.raises(ValueError, match="fresh"):
+        fit(model, bank, **CHAINED | {"paths": "new"})
+
+
+def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
+    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 24, 1))
+    options = {name: value for name, value in SMALL.items() if name != "paths"}
+    solver = fit(model, bank, effort="high", **options)
+    assert solver.fit["objective"] == "projection"
+    assert solver.fit["paths"] == 24
+    assert solver.fit["iterations"] == GRIDS + 1 + 1
+    own = fit(model, bank, effort="high", **SMALL, objective="endpoint", start=solver.table, iterations=0)
+    assert own.fit["objective"] == "endpoint"
+    assert own.fit["paths"] == 16
+    assert own.fit["iterations"] == 0
+
+
+def test_more_effort_is_more_work():
+    low, medium, high = (EFFORTS[name] for name in ("low", "medium", "high"))
+    assert low.paths < medium.paths < high.paths
+    assert CHAIN.index(low.objective) < CHAIN.index(medium.objective) == CHAIN.index(high.objective)
+    assert medium.steps < high.steps
+    assert low.steps == len(WARPS) + 1, "all grids, and the best of them to the end"
+
+
+def test_evaluations_are_accounted_for(model):
+    """The bank's model does not count, so what is counted is what stages and validations spend, and the reporting."""
+    counter, bank = Counter(model.velocity), Bank(model, batch_size=8)
+    counting = dataclasses.replace(model, velocity=counter)
+    describe(counting)
+    describing, counter.evaluations = counter.evaluations, 0
+    spent = fit(counting, bank, **CHAINED | {"iterations": 1}).fit["evaluations"]
+    assert spent["forward"] == counter.evaluations - describing - 2 * 3 * 16
+    assert spent["backward"] == 0, "no gradient of the network was taken"
+    exact = [bank.paths(0, i).evaluations for i in (0, 1)] + [bank.samples("choose", 0, i)[2] for i in (0, 1)]
+    assert spent["reference"] == 8 * sum(exact)
+
+
+def test_the_closed_form_costs_what_it_must(chain):
+    """Each grid once and one of them three times, at n evaluations for each path; and two validations."""
+    assert chain["closed-form"].fit["evaluations"]["forward"] == (GRIDS + 3) * 4 * 48 + 2 * 4 * 16
+
+
+def test_no_gradient_of_the_network_is_needed(model, bank, whole):
+    opaque = dataclasses.replace(model, velocity=lambda t, x: torch.from_numpy(model.velocity(t, x).detach().numpy()))
+    assert torch.equal(entries(fit(opaque, bank, **CHAINED)), entries(whole))
+
+
+def test_no_gradient_of_the_network_is_recorded(model, bank):
+    seen = []
+
+    def velocity(t, x):
+        seen.append(torch.is_grad_enabled())
+        return model.velocity(t, x)
+
+    fit(dataclasses.replace(model, velocity=velocity), bank, **CHAINED | {"iterations": 1})
+    assert not any(seen)
+
+
+def test_the_velocity_is_never_called_outside_the_domain():
+    u, seen = mixture(VP()), []
+
+    def velocity(t, x):
+        seen.extend(t.flatten().tolist())
+        return u(t, x)
+
+    model = Model(velocity=velocity, shape=(3,), schedule=VP(), prediction="epsilon", domain=(0.0, 0.95))
+    start = dedicated.baseline("ddim@log-snr", 3, model)
+    fit(model, Bank(model, batch_size=16), **CHAINED | {"iterations": 1}, start=start)
+    assert min(seen) >= model.t_lo
+    assert max(seen) <= model.t_hi
+
+
+def rounded(model):
+    """The same model in a network of half precision."""
+    return dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x.bfloat16().float()).bfloat16().float())
+
+
+def test_a_half_precision_network_is_fitted_to_exact_paths_of_the_full_one(model, bank):
+    low = rounded(model)
+    solver = fit(low, bank, **CHAINED)
+    assert solver.validation["rmse"] < solver.validation["baseline_rmse"] / 2
+    assert solver.validation["rmse"] == pytest.approx(
+        held_out(bank, "report", 0, 16).quality(solver.table, low).rmse
+    ), "on samples of the rounded network against the exact ones"
+
+
+OTHERS = {
+    "weights": lambda: dataclasses.replace(
+        toy.checkerboard(), velocity=lambda t, x: 1.2 * toy.checkerboard().velocity(t, x)
+    ),
+    "schedule": lambda: toy.load("toy:checkerboard-vp"),
+    "data": lambda: toy.gaussian_mixture(CENTRES[:, :2].float(), 0.1),
+    "shape": lambda: toy.digits(10),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_bank_of_another_model_is_refused(model, other):
+    with pytest.raises(ValueError, match=r"the bank was made for another model; make it with Bank\(model, ...\)"):
+        fit(model, Bank(other(), batch_size=8), **CHAINED)
+
+
+def test_rk2_at_the_end_point_beats_its_base_method(model, large):
+    end = fit(model, large, **SMALL | {"nfe": 4, "family": "rk2", "paths": 48}, objective="endpoint", iterations=4)
+    assert end.family == "rk2"
+    assert end.fit["stages"] == ["endpoint"]
+    assert end.fit["evaluations"]["backward"] == 0
+    assert end.validation["rmse"] < 0.7 * end.validation["baseline_rmse"]
+    assert end.validation["psnr"] > end.validation["baseline_psnr"] + 5
+    assert end.table.nfe == 4
+
+
+def test_rk2_at_the_end_point_finds_a_step(model, bank):
+    options = SMALL | {"nfe": 8, "family": "rk2", "paths": 32}
+    assert fit(model, bank, **options, objective="endpoint", iterations=2).fit["best_iteration"] > 0
+
+
+def test_an_own_loss_begins_at_the_given_family(model, bank):
+    family = NonStationary(baseline("midpoint", 4))
+    options = SMALL | {"nfe": 4, "family": family, "iterations": 4}
+    solver = fit(model, bank, **options, objective=endpoint_loss, learning_rate=1e-5, validate_every=2)
+    start = held_out(bank, "choose", 0, 16).quality(baseline("midpoint", 4), model)
+    assert solver.fit["objective"] == "endpoint_loss"
+    assert [row[0] for row in solver.fit["history"]] == [0, 2, 4]
+    assert solver.fit["history"][0][2:] == pytest.approx(list(start))
+    assert solver.fit["history"][2][1] < solver.fit["history"][1][1]
+    assert solver.fit["evaluations"]["backward"] == 4 * 4 * 16
+
+
+def test_conditional_models_are_fitted():
+    at_zero = toy.mixture_velocity(torch.zeros(1, 3), 0.3, CondOT())
+
+    def velocity(t, x, label):
+        mean = CENTRES[label].float()
+        return at_zero(t, x - (t.reshape(-1, 1) if t.ndim else t) * mean) + mean + 0.3 * torch.sin(4 * x)
+
+    model = Model(
+        velocity=velocity,
+        shape=(3,),
+        schedule=CondOT(),
+        draw_condition=lambda generator: torch.randint(4, (), generator=generator),
+    )
+    solver = fit(model, Bank(model, batch_size=16), **SMALL, objective="projection", iterations=1)
+    assert solver.validation["rmse"] < solver.validation["baseline_rmse"] / 2
+
+
+def test_a_solver_of_the_chain_survives_its_file(whole, model, tmp_path):
+    whole.save(tmp_path / "s.json")
+    again = bespoke_solvers.solver.load(tmp_path / "s.json")
+    assert torch.equal(entries(again), entries(whole))
+    family = NonStationary(baseline("euler", 3))
+    family.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in again.theta.items()})
+    assert torch.equal(family().on(model).b, whole.table.b)
+    assert fitting.fit is bespoke_solvers.fit
