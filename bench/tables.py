@@ -1,0 +1,66 @@
+"""Tables and pictures from the store of bench.frontier: python -m bench.tables [MODEL ...] [--pictures FOLDER]."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bench.store import Store
+from bespoke_solvers import pictures
+
+DEFAULT = "ns, default"
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """RMSE / PSNR against NFE in Markdown; the best of each column is bold."""
+    columns = sorted({record["nfe"] for record in records})
+    best = {nfe: min(r["rmse"] for r in records if r["nfe"] == nfe) for nfe in columns}
+    lines = ["| method | budget | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |"]
+    lines.append("|---" * (2 + len(columns)) + "|")
+    for method, budget in dict.fromkeys((record["method"], record["budget"]) for record in records):
+        cells = []
+        for nfe in columns:
+            found = [r for r in records if (r["method"], r["budget"], r["nfe"]) == (method, budget, nfe)]
+            text = f"{found[0]['rmse']:.4f} / {found[0]['psnr']:.1f}" if found else ""
+            cells.append(f"**{text}**" if found and found[0]["rmse"] == best[nfe] else text)
+        lines.append(f"| {method} | {budget} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def costs(records: list[dict[str, Any]], nfe: int) -> str:
+    """Evaluations (a backward pass counts as two more) and seconds of the fits at one NFE."""
+    lines = ["| fit | reference | forward | backward | in all | seconds | RMSE |", "|---" * 7 + "|"]
+    for record in records:
+        if record["nfe"] == nfe and "cost" in record:
+            spent = record["evaluations"]
+            counts = [spent["reference"], spent["forward"], spent["backward"], record["cost"]]
+            cells = " | ".join(f"{count:,}" for count in counts)
+            name = f"{record['method']}, {record['budget']}"
+            lines.append(f"| {name} | {cells} | {record['seconds']:.0f} | {record['rmse']:.4f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="*", help="by default all")
+    parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
+    parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there")
+    options = parser.parse_args()
+    store = Store(options.store)
+    for model in options.model or dict.fromkeys(key[0] for key in store.records):
+        records = [record for record in store.of(model) if record["seed"] == options.seed]
+        samples = ", ".join(str(count) for count in sorted({record["samples"] for record in records}))
+        error = max(record["reference_error"] for record in records)
+        print(f"\n{model}: RMSE / PSNR on {samples} samples, exact to {error:.0e}\n")
+        print(table(records))
+        print(f"\nCost of the fits at {options.cost_at} NFE, in evaluations of the model:\n")
+        print(costs(records, options.cost_at))
+        if options.pictures:
+            options.pictures.mkdir(parents=True, exist_ok=True)
+            figure = pictures.errors_against_nfe(records, DEFAULT)
+            pictures.save(figure, options.pictures / f"{model.replace(':', '-')}.png")
+
+
+if __name__ == "__main__":
+    main()
