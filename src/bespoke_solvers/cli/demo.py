@@ -10,6 +10,7 @@ import typer
 from bespoke_solvers import comparison, fitting, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli.common import Quiet, output_folder
+from bespoke_solvers.evaluation import held_out
 
 MODEL, NFE = "toy:digits-vp", 8
 BASELINES = ["euler", "midpoint", "rk4", "ddim", "dpmpp-2m", "unipc"]
@@ -27,7 +28,8 @@ def demo(
     typer.echo(f"Fitting a solver with {NFE} evaluations to {MODEL} (handwritten digits on a VP path) ...")
     solver = fitting.fit(bank.model, nfe=NFE, bank=bank, progress=not quiet)
     solver.save(out / "solver.json")
-    tables = comparison.methods([solver], BASELINES, [4, NFE, 12, 16, 20], bank.model)
+    choose = held_out(bank, "choose", seed=0, count=256)
+    tables = comparison.methods([solver], BASELINES, [4, NFE, 12, 16, 20], bank.model, choose)
     result = comparison.compare(bank, tables, seed=0, samples=256)
     typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, solver) + "\n")
     for file in [out / "solver.json", *comparison.write(result, bank, [solver], tables, out)]:
