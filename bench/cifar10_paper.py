@@ -1,42 +1,20 @@
 """The paper's solvers on real CIFAR-10 networks, a GPU's work: python -m bench.cifar10_paper MODELS --help.
 
-MODELS is a folder with `cifar10-fm-ot` and `cifar10-eps-vp`, class-conditional `diffusers.UNet2DModel`s whose timestep
-is 1000 (1 - t): the first predicts noise - data on the straight path, the second the noise on the VP path.
+MODELS is the folder of the networks in bench/models.py.
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import UNet2DModel
-from torch import Tensor
 
-from bespoke_solvers import Model, fit, schedules
+from bench.models import load
+from bespoke_solvers import fit
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.comparison import compare, methods
 
 NAMES = ("cifar10-fm-ot", "cifar10-eps-vp")
-
-
-def load(folder: Path, device: str) -> Model:
-    network = UNet2DModel.from_pretrained(folder, torch_dtype=torch.float32).to(device).eval().requires_grad_(False)
-
-    def output(time: Tensor, x: Tensor, label: Tensor) -> Tensor:
-        return network(x, time, class_labels=label).sample
-
-    common: dict[str, Any] = {
-        "shape": (3, 32, 32),
-        "network_time": lambda t: 1000 * (1 - t),
-        "draw_condition": lambda generator: torch.randint(10, (), generator=generator),
-        "device": device,
-    }
-    if folder.name == "cifar10-eps-vp":
-        return Model.from_network(output, prediction="epsilon", schedule=schedules.VP(), **common)
-    return Model.from_network(
-        lambda time, x, label: -output(time, x, label), prediction="flow", schedule=schedules.CondOT(), **common
-    )
 
 
 def main() -> None:
@@ -54,7 +32,7 @@ def main() -> None:
 
     figures = {}
     for name in options.name:
-        bank = Bank(load(options.models / name, options.device), batch_size=options.batch_size)
+        bank = Bank(load(name, options.models, options.device), batch_size=options.batch_size)
         shared = {"iterations": options.iterations, "paths": options.paths, "validation_paths": options.paths}
         solvers = [
             fit(bank.model, nfe=nfe, family=family, bank=bank, progress=False, **shared)
@@ -73,7 +51,7 @@ def main() -> None:
                 for solver in solvers
             ],
         }
-        print(print(f"\n{name}: exact to {result.reference_error:.0e} with {result.reference_evaluations:.0f} NFE\n"))
+        print(f"\n{name}: exact to {result.reference_error:.0e} with {result.reference_evaluations:.0f} NFE\n")
         print("| method | NFE | RMSE | PSNR | seconds of the fit | best iteration |\n|---|---|---|---|---|---|")
         fits = {(f"{solver.family}-bespoke", solver.nfe): solver.fit for solver in solvers}
         for row in sorted(result.rows, key=lambda row: row["nfe"]):

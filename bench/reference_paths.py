@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench.cifar10_paper import load
+from bench.models import load
 from bespoke_solvers import reference
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.metrics import rmse
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
 
-    regular = load(options.models / options.name, options.device)
+    regular = load(options.name, options.models, options.device)
     fields = {"regular": regular, "native": dataclasses.replace(regular, prediction="flow", domain=regular.domain)}
     noise = Bank(regular, batch_size=options.samples).noise("report", 0, 0)
 

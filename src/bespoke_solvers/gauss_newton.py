@@ -136,9 +136,9 @@ class GaussNewton(Stage):
             raise ValueError("the velocity is not finite near the solver's own points; it must be finite everywhere")
         return H, g
 
-    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
-        """By PSNR, which is the loss; in RMSE it must not be worse than the start either."""
-        return new.psnr > best.psnr and new.rmse <= start.rmse
+    def better(self, new: Quality, best: Quality) -> bool:
+        """By RMSE and PSNR together."""
+        return new.score > best.score
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the family's numbers."""

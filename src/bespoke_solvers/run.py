@@ -36,7 +36,7 @@ class Run:
 
     KEPT = (
         *("settings", "description", "stage", "done", "state", "iteration", "history", "evaluations"),
-        *("best", "best_iteration", "best_quality", "start_quality"),
+        *("best", "best_iteration", "best_quality"),
     )
 
     def __init__(
@@ -54,7 +54,7 @@ class Run:
         self.stage, self.done, self.state = 0, 0, dict[str, Any]()
         self.iteration, self.best_iteration = 0, 0
         self.best: dict[str, Tensor] = {}
-        self.best_quality = self.start_quality = (math.inf, -math.inf)  # RMSE, PSNR
+        self.best_quality = (math.inf, -math.inf)  # RMSE, PSNR
         self.history: list[tuple[int, float | None, float, float]] = []
         # The cost in evaluations of u: exact paths (a kept one once), samples and losses, gradients.
         self.evaluations = {"reference": 0, "forward": 0, "backward": 0}
@@ -68,7 +68,6 @@ class Run:
             if index > self.stage:
                 self.stage, self.done, self.state = index, 0, {}
                 self.family.load_state_dict(self.best)
-                self.start_quality = self.best_quality
             name, make, steps = plan[index]
             stage = make()
             if self.state:
@@ -95,9 +94,7 @@ class Run:
         """Measure the solver on the choosing set, keep it if it is better, and write the checkpoint."""
         quality = self.choose.quality(self.family().detach().on(self.model), self.model)
         self.evaluations["forward"] += self.family.nfe * len(self.choose.x1)
-        if stage is None:
-            self.start_quality = (quality.rmse, quality.psnr)
-        if stage is None or stage.better(quality, Quality(*self.best_quality), Quality(*self.start_quality)):
+        if stage is None or stage.better(quality, Quality(*self.best_quality)):
             self.best = {name: value.clone() for name, value in self.family.state_dict().items()}
             self.best_iteration, self.best_quality = self.iteration, (quality.rmse, quality.psnr)
         self.history.append((self.iteration, loss, *quality))

@@ -31,7 +31,7 @@ class Stage(ABC):
         """One step; returns the loss."""
 
     @abstractmethod
-    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
+    def better(self, new: Quality, best: Quality) -> bool:
         """Whether to keep the new solver instead of the best; all qualities are of the choosing set."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Adam(Stage):
         self.iteration += 1
         return loss.item()
 
-    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
+    def better(self, new: Quality, best: Quality) -> bool:
         """By RMSE, as the paper chooses."""
         return new.rmse < best.rmse
 
@@ -115,9 +115,9 @@ class ClosedForm(Stage):
             self.family.load_table(rows.table.off(model))
         return self.tried[-1]
 
-    def better(self, new: Quality, best: Quality, start: Quality) -> bool:
-        """By PSNR, which is the loss."""
-        return new.psnr > best.psnr
+    def better(self, new: Quality, best: Quality) -> bool:
+        """By RMSE and PSNR together."""
+        return new.score > best.score
 
     def state(self) -> dict[str, Any]:
         """The losses so far."""

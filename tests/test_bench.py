@@ -1,0 +1,46 @@
+"""The benchmark's store, as the commands in the documentation use it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+QUICK = ["--nfe", "4", "5", "--paths", "16", "--samples", "16", "--batch-size", "16", "--adam", "5"]
+METHODS = ["midpoint", "dpmpp-2m", "edm-heun", "ns, closed form", "ns, default", "bns from euler"]
+
+
+def run(module: str, *arguments: object) -> str:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_run_computes_only_what_is_missing(tmp_path):
+    frontier = ["toy:checkerboard", *QUICK, "--store", tmp_path, "--method"]
+    first = run("bench.frontier", *frontier, *METHODS[:3])
+    assert first.count("RMSE") == 4, "midpoint at 4, DPM-Solver++ at both, EDM-Heun at 5"
+    file = tmp_path / "toy-checkerboard.jsonl"
+    before = file.read_text()
+    second = run("bench.frontier", *frontier, *METHODS)
+    assert second.count("RMSE") == 6
+    assert "midpoint" not in second
+    assert file.read_text().startswith(before)
+    assert run("bench.frontier", *frontier, *METHODS).count("RMSE") == 0
+    other = [argument if argument != "16" else "12" for argument in frontier]
+    assert run("bench.frontier", *other, "ns, closed form").count("RMSE") == 2, "another budget is another cell"
+
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {"command", "date", "versions", "device", "rmse", "psnr", "samples"} <= set(records[0])
+    assert all(str(tmp_path) not in json.dumps(record) for record in records)
+    fitted = next(record for record in records if record["method"] == "bns from euler")
+    assert fitted["evaluations"]["backward"] == 5 * 16 * fitted["nfe"]
+    spent = fitted["evaluations"]
+    assert fitted["cost"] == spent["reference"] + spent["forward"] + 2 * spent["backward"]
+
+    printed = run("bench.tables", "--store", tmp_path, "--cost-at", 4, "--pictures", tmp_path / "pictures")
+    best = min(records, key=lambda record: record["rmse"] if record["nfe"] == 4 else 1)
+    assert f"**{best['rmse']:.4f} / {best['psnr']:.1f}**" in printed
+    assert "| midpoint |" in printed
+    assert (tmp_path / "pictures" / "toy-checkerboard.png").stat().st_size > 10_000
