@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.models import load
-from bench.store import Store
+from bench.store import KEY, Store
 from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -68,7 +68,6 @@ def record(solver: Solver) -> dict[str, Any]:
     return {
         "rmse": solver.validation["rmse"],
         "psnr": solver.validation["psnr"],
-        "samples": solver.validation["samples"],
         "reference_evaluations": solver.validation["reference_evaluations"],
         "reference_error": solver.validation["reference_error"],
         "evaluations": spent,
@@ -94,7 +93,6 @@ def measure(method: str, nfe: int, bank: Bank, sets: dict[str, HeldOut], options
     return {
         **report.quality(found.table, bank.model)._asdict(),
         "name": found.name,
-        "samples": len(report.x1),
         "reference_evaluations": report.evaluations,
         "reference_error": report.own_error,
     }
@@ -127,8 +125,19 @@ def main() -> None:
         for method in options.method:
             for nfe in options.nfe:
                 if time.monotonic() - started < 60 * options.minutes:
-                    key = (name, method, nfe, options.seed, budget(method, options))
-                    store.cell(*key, functools.partial(measure, method, nfe, bank, sets, options))
+                    values = (
+                        name,
+                        method,
+                        nfe,
+                        options.seed,
+                        budget(method, options),
+                        options.samples,
+                        options.tolerance,
+                    )
+                    store.cell(
+                        dict(zip(KEY, values, strict=True)),
+                        functools.partial(measure, method, nfe, bank, sets, options),
+                    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A store of measured cells: one JSON record in a line for each (model, method, NFE, seed, budget).
+"""A store of measured cells: one JSON record in a line for each (model, method, NFE, seed, budget, samples, tolerance).
 
 A run asks for cells and computes those that are missing, so it may be interrupted and extended; tables and pictures are
 drawn from the store alone.
@@ -11,13 +11,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from bespoke_solvers import __version__
 
-KEY = ("model", "method", "nfe", "seed", "budget")
+KEY = ("model", "method", "nfe", "seed", "budget", "samples", "tolerance")
 
 
 class Store:
@@ -29,28 +29,35 @@ class Store:
         lines = (line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines())
         self.records: dict[tuple[Any, ...], dict[str, Any]] = {}
         for line in lines:
-            record = json.loads(line)
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # of a run that was killed while it wrote
+                continue
             self.records[tuple(record[name] for name in KEY)] = record
 
-    def cell(
-        self, model: str, method: str, nfe: int, seed: int, budget: str, compute: Callable[[], dict[str, Any] | None]
-    ) -> dict[str, Any] | None:
+    def cell(self, key: dict[str, Any], compute: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """The record of a cell, computed if it is missing; None (and nothing kept) where there can be none."""
-        key = (model, method, nfe, seed, budget)
-        if key not in self.records:
+        values = tuple(key[name] for name in KEY)
+        if values not in self.records:
             found = compute()
             if found is None:
                 return None
-            record = dict(zip(KEY, key, strict=True)) | found | _circumstances()
-            with (self.folder / f"{model.replace(':', '-')}.jsonl").open("a") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-            self.records[key] = record
-            print(f"{model}, {nfe} NFE, {method}: RMSE {record['rmse']:.4f}, {record['psnr']:.1f} dB", flush=True)
-        return self.records[key]
+            record = key | found | _circumstances()
+            with (self.folder / f"{key['model'].replace(':', '-')}.jsonl").open("a") as file:
+                file.write("\n" * _is_cut(file) + json.dumps(record, allow_nan=False) + "\n")
+            self.records[values] = record
+            print(f"{key['model']}, {key['nfe']} NFE, {key['method']}: RMSE {record['rmse']:.4f}", flush=True)
+        return self.records[values]
 
     def of(self, model: str) -> Iterator[dict[str, Any]]:
         """All records of a model."""
         return (record for key, record in self.records.items() if key[0] == model)
+
+
+def _is_cut(file: IO[str]) -> bool:
+    """Whether the last line of a file was not written to its end."""
+    size = Path(file.name).stat().st_size
+    return size > 0 and Path(file.name).read_bytes()[-1:] != b"\n"
 
 
 def _circumstances() -> dict[str, Any]:

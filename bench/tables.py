@@ -50,6 +50,8 @@ def main() -> None:
     store = Store(options.store)
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
         records = [record for record in store.of(model) if record["seed"] == options.seed]
+        if not records:
+            raise SystemExit(f"the store {options.store} has no records of {model}")
         samples = ", ".join(str(count) for count in sorted({record["samples"] for record in records}))
         error = max(record["reference_error"] for record in records)
         print(f"\n{model}: RMSE / PSNR on {samples} samples, exact to {error:.0e}\n")
@@ -58,7 +60,15 @@ def main() -> None:
         print(costs(records, options.cost_at))
         if options.pictures:
             options.pictures.mkdir(parents=True, exist_ok=True)
-            figure = pictures.errors_against_nfe(records, DEFAULT)
+            budgets = {
+                method: {r["budget"] for r in records if r["method"] == method}
+                for method in {r["method"] for r in records}
+            }
+            lines = [
+                r | {"method": f"{r['method']} ({r['budget']})"} if len(budgets[r["method"]]) > 1 else r
+                for r in records
+            ]
+            figure = pictures.errors_against_nfe(lines, DEFAULT)
             pictures.save(figure, options.pictures / f"{model.replace(':', '-')}.png")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bespoke_solvers
-from bespoke_solvers import dedicated, fitting, stages, toy
+from bespoke_solvers import dedicated, fitting, pictures, stages, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.description import describe
 from bespoke_solvers.evaluation import HeldOut, Quality, held_out
@@ -55,7 +55,7 @@ def few_steps():
 def chain(model, large):
     """The solvers that each of the three objectives gives."""
     options = SMALL | {"nfe": 4, "paths": 48}
-    return {name: fit(model, large, **options, objective=name, iterations=STEPS[name]) for name in CHAIN}
+    return {name: fit(model, large, **options, objective=name) for name in CHAIN}
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +288,13 @@ WRONG = {
         {"objective": "projection", "family": "rk2", "nfe": 4},
         "unknown objective 'projection' for rk2; expected one of bound, endpoint",
     ),
-    "unknown effort": ({"effort": "huge"}, "unknown effort 'huge'; expected one of low, medium, high"),
+    "unknown effort": ({"effort": "huge"}, "effort 'huge' for ns; expected one of low, medium, high"),
     "no paths": ({"paths": 0}, "0 paths or 16 to validate are too few"),
+    "steps of the closed form": (
+        {"objective": "closed-form", "iterations": 5},
+        "closed-form takes no iterations, got 5",
+    ),
+    "effort for rk2": ({"effort": "low", "family": "rk2", "nfe": 4}, "effort 'low' for rk2"),
     "fewer than no steps": ({"iterations": -1}, "-1 iterations, .* are too few"),
 }
 
@@ -319,11 +324,11 @@ def test_unknown_words_for_paths_are_named(model, bank):
 
 
 def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
-    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 24, 1))
+    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 32, 1))
     options = {name: value for name, value in SMALL.items() if name != "paths"}
     solver = fit(model, bank, effort="high", **options)
     assert solver.fit["objective"] == "projection"
-    assert solver.fit["paths"] == 24
+    assert solver.fit["paths"] == 32
     assert solver.fit["iterations"] == GRIDS + 1 + 1
     own = fit(model, bank, effort="high", **SMALL, objective="endpoint", start=solver.table, iterations=0)
     assert own.fit["objective"] == "endpoint"
@@ -469,3 +474,31 @@ def test_a_solver_of_the_chain_survives_its_file(whole, model, tmp_path):
     family.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in again.theta.items()})
     assert torch.equal(family().on(model).b, whole.table.b)
     assert fitting.fit is bespoke_solvers.fit
+
+
+def test_a_loss_of_ones_own_is_minimised_whatever_it_is_called(model, bank):
+    calls = []
+
+    def endpoint(family, paths):
+        calls.append(1)
+        return endpoint_loss(family, paths)
+
+    fit(model, bank, **SMALL, objective=endpoint, iterations=2)
+    assert len(calls) == 2
+
+
+def test_a_start_that_goes_astray_is_left(model, bank, monkeypatch, tmp_path):
+    """Where Euler's method gives no finite samples, what is found afterwards is better, and the file can be written."""
+    quality = HeldOut.quality
+
+    def astray(self, table, model):
+        euler = torch.equal(table.b, baseline("euler", 3).on(model).b)
+        return Quality(float("nan"), float("nan")) if euler else quality(self, table, model)
+
+    monkeypatch.setattr(HeldOut, "quality", astray)
+    solver = fit(model, bank, **SMALL, objective="closed-form")
+    assert solver.fit["best_iteration"] == GRIDS + 1
+    assert solver.validation["baseline_rmse"] is None
+    assert solver.validation["rmse"] < 0.1
+    solver.save(tmp_path / "s.json")
+    pictures.save(pictures.errors_against_iterations([solver]), tmp_path / "fit.png")

@@ -228,7 +228,10 @@ REFUSALS = {
     "fit own:model --nfe 6 --start rk4 --out s.json": "rk4 can have 4, 8, 12, ... evaluations, got nfe = 6",
     "fit own:model --nfe 8 --learn time --out s.json": "learn = 'time' is for rk1 and rk2",
     f"fit own:model --objective bound {FIT}": "unknown objective 'bound' for ns; expected one of closed-form",
-    f"fit own:model --fresh {FIT}": "new paths in every iteration are for the bound",
+    f"fit own:model --fresh {FIT}": "--paths 8 does not go with it",
+    "fit own:model --fresh --nfe 8 --out s.json": "new paths in every iteration are for the bound",
+    "fit own:model --nfe 8 --family rk2 --effort low --out s.json": "effort 'low' for rk2",
+    "fit own:model --nfe 8 --tolerance 0 --out s.json": "the tolerance must be positive",
     f"fit own:model --family rk2 --start euler {FIT}": "has a start of its own",
     "eval own:model --solver board.json --out own.py": "own.py is a file; expected a folder",
 }

@@ -93,9 +93,9 @@ class Uneven(HeldOut):
 
 
 @pytest.mark.parametrize("methods", [["midpoint", "euler"], ["euler", "midpoint"]])
-def test_rmse_decides(model, choose, methods):
+def test_rmse_and_psnr_decide_together(model, choose, methods):
     uneven = Uneven(choose.noise, choose.x1, choose.evaluations, choose.own_error)
-    assert best(methods, 6, model, uneven).name == "euler"
+    assert best(methods, 6, model, uneven).name == "midpoint", "6 dB worse in the one, 10 better in the other"
 
 
 class Failing(HeldOut):

@@ -47,6 +47,8 @@ class Bank:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {self.batch_size}")
+        if not (self.rtol > 0 and self.atol > 0):
+            raise ValueError(f"the tolerance must be positive, got rtol = {self.rtol} and atol = {self.atol}")
         if self.folder is not None:
             self.folder = Path(self.folder)
             self._open(self.folder)
@@ -103,6 +105,11 @@ class Bank:
 
         kept = self._keep(f"{noise_set}-{seed}-{index:06d}", make)
         return noise, kept["x1"].to(self.model.device), int(kept["evaluations"])
+
+    def bytes_of_paths(self, seed: int) -> int:
+        """How much a batch of paths takes."""
+        paths = self.paths(seed, 0)
+        return sum(value.numel() * value.element_size() for value in (paths.x, paths.dx, paths.middle))
 
     def own_error(self, noise_set: NoiseSet, seed: int) -> float:
         """The RMSE of the set's first samples against the same ones solved to a tenth of the tolerance."""

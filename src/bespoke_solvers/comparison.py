@@ -72,14 +72,14 @@ def compare(
     jobs = [(name, table) for name, several in tables.items() for table in several]
     rows = []
     for name, table in tqdm(jobs, desc="methods", disable=not progress):
-        rows.append({"method": name, "nfe": table.nfe, **report.quality(table, bank.model)._asdict()})
+        rows.append({"method": name, "nfe": table.nfe, **report.quality(table, bank.model).figures()})
     return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error)
 
 
 def as_text(comparison: Comparison) -> str:
     """RMSE / PSNR, a line for each method and a column for each NFE; blank where a method cannot have that NFE."""
     columns = sorted({row["nfe"] for row in comparison.rows})
-    cells = {(row["method"], row["nfe"]): f"{row['rmse']:.4f} / {row['psnr']:.1f}" for row in comparison.rows}
+    cells = {(row["method"], row["nfe"]): _cell(row) for row in comparison.rows}
     names = dict.fromkeys(row["method"] for row in comparison.rows)
     width = max(map(len, [*names, "RMSE / PSNR at NFE"]))
     lines = [f"{'RMSE / PSNR at NFE':<{width}}" + "".join(f"{nfe:>16}" for nfe in columns)]
@@ -89,6 +89,10 @@ def as_text(comparison: Comparison) -> str:
         f"each and are exact to {comparison.reference_error:.0e}"
     )
     return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return "went astray" if row["rmse"] is None or row["psnr"] is None else f"{row['rmse']:.4f} / {row['psnr']:.1f}"
 
 
 def write(
@@ -143,7 +147,7 @@ def headline(comparison: Comparison, solver: Solver) -> str:
     """One sentence: at which cost, how much closer than the best of the others."""
     same_cost = {row["method"]: row for row in comparison.rows if row["nfe"] == solver.nfe}
     own = same_cost.pop(name_of(solver))
-    best = min(same_cost.values(), key=lambda row: row["rmse"])
+    best = min((row for row in same_cost.values() if row["rmse"] is not None), key=lambda row: row["rmse"])
     return (
         f"With {solver.nfe} evaluations instead of {comparison.reference_evaluations:.0f}, the Bespoke solver comes "
         f"{best['rmse'] / own['rmse']:.1f} times closer to the exact samples than the best other, {best['method']}: "

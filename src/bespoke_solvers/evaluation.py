@@ -23,7 +23,12 @@ class Quality(NamedTuple):
     @property
     def score(self) -> float:
         """PSNR and RMSE in decibels together: a few samples astray hardly count in the one, for most in the other."""
-        return self.psnr - 20 * math.log10(max(self.rmse, 1e-30))
+        score = self.psnr - 20 * math.log10(max(self.rmse, 1e-30))
+        return score if math.isfinite(score) else -math.inf
+
+    def figures(self) -> dict[str, float | None]:
+        """For a file: None where a solver went astray."""
+        return {name: value if math.isfinite(value) else None for name, value in self._asdict().items()}
 
 
 @dataclass(frozen=True)

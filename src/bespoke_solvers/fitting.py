@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -45,6 +46,7 @@ EFFORTS = {
 }
 PAPER = Effort("bound", 256, STEPS["bound"])
 HARMLESS = 1e-4  # an error of the reference that no one sees
+IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
 PRECISION = 0.05  # how far the numbers of a model's fingerprint may lie apart in full and in half precision
 
 
@@ -53,7 +55,8 @@ class Batches(Sequence[Paths]):
 
     def __init__(self, bank: Bank, model: Model, seed: int, kept: int | None) -> None:
         self.bank, self.model, self.seed, self.kept = bank, model, seed, kept
-        in_memory = kept is not None and bank.folder is None
+        size = bank.bytes_of_paths(seed) * kept if kept else 0
+        in_memory = kept is not None and (bank.folder is None or size <= IN_MEMORY)
         self.evaluations = 0  # of u, for exact paths
         if kept is not None:
             self.evaluations = sum(bank.paths(seed, i).evaluations * bank.batch_size for i in range(kept))
@@ -94,7 +97,7 @@ def fit(
     nfe: int,
     family: str | Family = "ns",
     objective: str | Loss | None = None,
-    effort: str = "medium",
+    effort: str | None = None,
     start: Table | None = None,
     seed: int = 0,
     paths: int | str | None = None,
@@ -111,7 +114,7 @@ def fit(
     family: `ns`, `rk1`, `rk2`, or a module of `families` (another base method, time or scale alone).
     objective: for `ns`, how far the chain closed-form, projection, endpoint goes; for `rk1` and `rk2`, bound (eq. 26)
     or endpoint; or a loss of one's own for Adam, a function of the family and a batch of paths.
-    effort: `low`, `medium` or `high`, which names objective, paths and iterations of `ns` (see `EFFORTS`).
+    effort: `low`, `medium` (default) or `high`, which names objective, paths and iterations of `ns` (see `EFFORTS`).
     start: for `ns`, a table on the model (a baseline's, say) from which projection or endpoint begin.
     paths: how many exact paths are solved once and kept; "fresh" solves new ones for each step, as the paper does.
     iterations: the most steps of the last stage, which ends earlier where they no longer pay.
@@ -126,9 +129,11 @@ def fit(
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     names = stages_of(learner, objective, effort, start is not None, paths == "fresh")
-    default = EFFORTS[effort] if isinstance(learner, NonStationary) else PAPER
+    default = EFFORTS[effort or "medium"] if isinstance(learner, NonStationary) else PAPER
     if iterations is None:
-        iterations = default.steps if objective is None else STEPS.get(names[-1], STEPS["bound"])
+        iterations = default.steps if objective in (None, default.objective) else STEPS.get(names[-1], STEPS["bound"])
+    elif names[-1] == "closed-form":
+        raise ValueError(f"closed-form takes no iterations, got {iterations}")
     paths = default.paths if paths is None else paths
     if not isinstance(paths, int) and paths != "fresh":
         raise ValueError(f'paths must be a number or "fresh", got {paths!r}')
@@ -150,7 +155,7 @@ def fit(
         "start": None if start is None else [start.t.tolist(), start.a.tolist(), start.b.tolist()],
         "nfe": nfe,
         "seed": seed,
-        "paths": paths,
+        "paths": paths if batches is None else batches * bank.batch_size,
         "batch_size": bank.batch_size,
         "batches": batches,
         "tolerance": [bank.rtol, bank.atol],
@@ -159,10 +164,13 @@ def fit(
         "validate_every": validate_every,
     }
 
+    solving = time.monotonic() - started
     counter = Counter(model.velocity)
     source = Batches(bank, dataclasses.replace(model, velocity=counter), seed, batches)
 
     def stage(name: str) -> Stage:
+        if callable(objective):
+            return Adam(learner, source.turn, objective, learning_rate, validate_every)
         match name, learner:
             case "closed-form", NonStationary():
                 return ClosedForm(learner, source)
@@ -170,9 +178,7 @@ def fit(
                 return GaussNewton(Projection(learner, source))
             case "endpoint", _:
                 return GaussNewton(EndPoint(learner, source))
-        return Adam(
-            learner, source.turn, objective if callable(objective) else bespoke_loss, learning_rate, validate_every
-        )
+        return Adam(learner, source.turn, bespoke_loss, learning_rate, validate_every)
 
     run = Run(learner, model, choose, settings, description, checkpoint)
     if not run.history:
@@ -180,24 +186,24 @@ def fit(
     steps = [STEPS[name] for name in names[:-1]] + [iterations]
     plan = [Planned(name, functools.partial(stage, name), most) for name, most in zip(names, steps, strict=True)]
     run.go_on(plan, lambda: source.evaluations, counter, progress)
-    course = {
+    course = {  # the time of a resumed fit is that of its steps and of this call's exact paths
         "evaluations": run.evaluations,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(run.seconds + solving, 1),
         "iterations": run.iteration,
         "best_iteration": run.best_iteration,
-        "history": [list(row) for row in run.history],
+        "history": [[value if value is not None and isfinite(value) else None for value in row] for row in run.history],
     }
     return _solver(learner, model, description, report, settings | course)
 
 
 def stages_of(
-    family: Family, objective: str | Loss | None, effort: str = "medium", started: bool = False, fresh: bool = False
+    family: Family, objective: str | Loss | None, effort: str | None = None, started: bool = False, fresh: bool = False
 ) -> list[str]:
     """The stages that a fit goes through; refuses what does not go together."""
-    if effort not in EFFORTS:
-        raise ValueError(f"unknown effort {effort!r}; expected one of {', '.join(EFFORTS)}")
     chained = isinstance(family, NonStationary)
-    name = (EFFORTS[effort] if chained else PAPER).objective if objective is None else objective
+    if effort is not None and (effort not in EFFORTS or not chained):
+        raise ValueError(f"effort {effort!r} for {family.name}; expected one of {', '.join(EFFORTS)} for ns")
+    name = (EFFORTS[effort or "medium"] if chained else PAPER).objective if objective is None else objective
     if callable(name):
         if started and not chained:
             raise ValueError(f"{family.name} has a start of its own; start is for ns")
@@ -232,11 +238,9 @@ def _solver(
         fit=provenance | {"dtype": str(model.dtype), "torch": str(torch.__version__), "bespoke_solvers": __version__},
         validation={
             "samples": len(report.x1),
-            "rmse": quality.rmse,
-            "psnr": quality.psnr,
+            **quality.figures(),
             "baseline": learner.base,
-            "baseline_rmse": base.rmse,
-            "baseline_psnr": base.psnr,
+            **{f"baseline_{name}": value for name, value in base.figures().items()},
             "reference_evaluations": report.evaluations,
             "reference_error": report.own_error,
         },

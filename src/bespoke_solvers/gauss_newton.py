@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
 from bespoke_solvers.metrics import norm
 from bespoke_solvers.precision import full_float32
@@ -136,10 +135,6 @@ class GaussNewton(Stage):
             raise ValueError("the velocity is not finite near the solver's own points; it must be finite everywhere")
         return H, g
 
-    def better(self, new: Quality, best: Quality) -> bool:
-        """By RMSE and PSNR together."""
-        return new.score > best.score
-
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the family's numbers."""
         return {name: getattr(self, name) for name in ("theta", "gain", "errors", "smoothest")}
@@ -259,7 +254,8 @@ class Projection(Problem):
     def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
         super().__init__(batches)
         self.family = family
-        self.r_lo = straightness(self.model.schedule, torch.tensor([self.model.t_lo], dtype=torch.float64))
+        ends = straightness(self.model.schedule, torch.tensor(self.model.domain, dtype=torch.float64))
+        self.r_lo, self.r_hi = ends[:1], ends[1:]
         self.held = 0 if family.learn_start else 1  # how many of the times
         self.weights: list[Tensor] = []
 
@@ -292,7 +288,7 @@ class Projection(Problem):
         self.weights = weights
         rows = self.rows(theta)
         columns = [on_disk((len(theta), *y.shape), y.dtype) for y in rows.samples]
-        room = (1 - self.r_lo - theta.sum()).item()  # before the data
+        room = (self.r_hi - self.r_lo - theta.sum()).clamp(min=0).item()
         for k in range(len(theta)):
             steps = min(difference, room / 2), -min(difference, theta[k].item() / 2)
             step = difference if difference <= room else max(steps, key=abs)

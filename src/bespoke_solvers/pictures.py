@@ -140,6 +140,7 @@ def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Fi
 
 def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Figure":
     """RMSE and PSNR against NFE; a row has `method`, `nfe`, `rmse` and `psnr`."""
+    rows = [row for row in rows if row["rmse"] is not None and row["psnr"] is not None]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure = new_figure(11, 3.8 if len(methods) < 15 else 5)
     others = [colour for colour in COLOURS if colour != COLOURS[1]]
@@ -168,7 +169,8 @@ def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
     figure = new_figure(5, 3.6)
     axes = figure.add_subplot()
     for solver, colour in zip(solvers, COLOURS[1:] * 9, strict=False):
-        iterations, _, errors, *_ = zip(*solver.fit["history"], strict=True)
+        iterations, _, measured, *_ = zip(*solver.fit["history"], strict=True)
+        errors = [float("nan") if error is None else error for error in measured]
         axes.plot(iterations, errors, color=colour, label=f"{solver.family}, {solver.nfe} NFE")
         axes.axhline(errors[0], color=colour, linestyle="--", linewidth=0.8)
         kept = errors[iterations.index(solver.fit["best_iteration"])]

@@ -1,6 +1,5 @@
 """The best that other solvers can do on a model: each method on the time grid that suits it best."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ def variants(method: str, nfe: int, model: Model) -> dict[str, Table]:
 
 
 def best(methods: Sequence[str], nfe: int, model: Model, choose: HeldOut) -> Candidate | None:
-    """The one with the least RMSE on the choosing set; None where no method can have so many evaluations."""
+    """The one that is best on the choosing set; None where no method can have so many evaluations."""
     tables = {name: table for method in methods for name, table in variants(method, nfe, model).items()}
     rated = [Candidate(name, table, choose.quality(table, model)) for name, table in tables.items()]
-    finite = (candidate for candidate in rated if math.isfinite(candidate.quality.rmse))
-    return min(finite, key=lambda candidate: candidate.quality.rmse, default=None)
+    return max(rated, key=lambda candidate: candidate.quality.score, default=None)

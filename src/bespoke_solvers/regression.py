@@ -20,7 +20,7 @@ from bespoke_solvers.schedules import Schedule, float64
 from bespoke_solvers.table import Table, combine
 from bespoke_solvers.velocity import Model
 
-RIDGE = 1e-9  # of the mean diagonal; with 1e-6 the fits lose decibels
+RIDGE = 1e-9  # of the diagonal; with 1e-6 the fits lose decibels
 PASSES = 3
 
 
@@ -87,10 +87,10 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _solve(lower: Tensor, moments: Tensor) -> Tensor:
-    gram = lower.tril() + lower.tril(-1).T
-    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    solution: Tensor = torch.linalg.solve(gram + ridge, moments)
-    return solution
+    scale = lower.diagonal().sqrt().clamp(min=1e-30)
+    gram = (lower.tril() + lower.tril(-1).T) / scale[:, None] / scale
+    solution: Tensor = torch.linalg.solve(gram + RIDGE * torch.eye(len(gram), dtype=gram.dtype), moments / scale)
+    return solution / scale
 
 
 def errors(samples: Sequence[Tensor], batches: Sequence[Paths]) -> list[Float[Tensor, " b"]]:

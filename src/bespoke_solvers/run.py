@@ -4,6 +4,7 @@ import io
 import math
 import os
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class Run:
     """
 
     KEPT = (
-        *("settings", "description", "stage", "done", "state", "iteration", "history", "evaluations"),
+        *("settings", "description", "stage", "done", "state", "iteration", "history", "evaluations", "seconds"),
         *("best", "best_iteration", "best_quality"),
     )
 
@@ -58,6 +59,7 @@ class Run:
         self.history: list[tuple[int, float | None, float, float]] = []
         # The cost in evaluations of u: exact paths (a kept one once), samples and losses, gradients.
         self.evaluations = {"reference": 0, "forward": 0, "backward": 0}
+        self.seconds = 0.0
         self._resume()
 
     def go_on(self, plan: Sequence[Planned], reference: Callable[[], int], counter: Counter, progress: bool) -> None:
@@ -76,7 +78,7 @@ class Run:
             with tqdm(total=steps, initial=self.done, desc=label, disable=not progress) as bar:
                 bar.set_postfix(self._postfix())
                 while self.done < steps and not stage.finished:
-                    evaluations, solved = counter.evaluations, reference()
+                    started, evaluations, solved = time.monotonic(), counter.evaluations, reference()
                     loss = stage.step()
                     self.done += 1
                     self.iteration += 1
@@ -84,6 +86,7 @@ class Run:
                     self.evaluations["forward"] += spent
                     self.evaluations["backward"] += spent * stage.differentiates
                     self.evaluations["reference"] += reference() - solved
+                    self.seconds += time.monotonic() - started
                     bar.update()
                     if self.done % stage.every == 0 or self.done == steps or stage.finished:
                         self._validate(stage, loss)
@@ -110,7 +113,7 @@ class Run:
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         try:
-            kept = torch.load(self.checkpoint, weights_only=True)
+            kept = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
             was = kept["settings"]
             other = {name: (was.get(name), value) for name, value in self.settings.items() if was.get(name) != value}
             other |= differences(kept["description"], self.description, tolerance=1e-3)

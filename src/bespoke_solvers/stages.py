@@ -30,9 +30,9 @@ class Stage(ABC):
     def step(self) -> float:
         """One step; returns the loss."""
 
-    @abstractmethod
     def better(self, new: Quality, best: Quality) -> bool:
-        """Whether to keep the new solver instead of the best; all qualities are of the choosing set."""
+        """Whether to keep the new solver instead of the best; the qualities are those on the choosing set."""
+        return new.score > best.score
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -114,10 +114,6 @@ class ClosedForm(Stage):
         if last:
             self.family.load_table(rows.table.off(model))
         return self.tried[-1]
-
-    def better(self, new: Quality, best: Quality) -> bool:
-        """By RMSE and PSNR together."""
-        return new.score > best.score
 
     def state(self) -> dict[str, Any]:
         """The losses so far."""

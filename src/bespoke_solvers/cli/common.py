@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,6 +52,19 @@ def output_folder(path: Path) -> Path:
     if not os.access(path, os.W_OK):
         raise ValueError(f"the output folder {path} cannot be written; choose another place or change its permissions")
     return path
+
+
+def in_figures(validation: dict[str, Any]) -> str:
+    """The quality of a solver beside that of its base method."""
+
+    def shown(prefix: str) -> str:
+        rmse, psnr = validation[f"{prefix}rmse"], validation[f"{prefix}psnr"]
+        return "no finite samples" if rmse is None or psnr is None else f"{rmse:.4f} ({psnr:.1f} dB)"
+
+    return (
+        f"RMSE {shown('')}; {validation['baseline']} at the same cost {shown('baseline_')}; exact: "
+        f"{validation['reference_evaluations']:.0f} NFE"
+    )
 
 
 def solvers(path: Path) -> list[Solver]:

@@ -25,6 +25,7 @@ def eval(
     nfe: Annotated[str, typer.Option(help="Evaluations at which to run the baselines.")] = "4,6,8,10,16,20",
     samples: Annotated[int, typer.Option(min=1, help="How many samples to report on.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact samples.")] = 1e-5,
     bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again; by default OUT/bank.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
@@ -45,7 +46,7 @@ def eval(
         typer.echo(f"and the exact samples; figures and pictures in {out}")
         return
     output_folder(out)
-    kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB)
+    kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB, rtol=tolerance, atol=tolerance)
     if everything:
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
         methods = comparison.methods(found, names, numbers(nfe), resolved, choose)

@@ -7,7 +7,7 @@ import typer
 
 from bespoke_solvers import dedicated, families, fitting, portfolio
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_file
+from bespoke_solvers.cli.common import ModelName, Quiet, in_figures, numbers, output_file
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
 from bespoke_solvers.solver import save
@@ -20,8 +20,9 @@ def fit(
     out: Annotated[Path, typer.Option(help="The solver file to write (JSON).")],
     family: Annotated[Literal["ns", "rk2", "rk1"], typer.Option(help="What kind of solver.")] = "ns",
     effort: Annotated[
-        Literal["low", "medium", "high"], typer.Option(help="From seconds to minutes; for ns.")
-    ] = "medium",
+        Literal["low", "medium", "high"] | None,
+        typer.Option(help="From seconds to minutes; for ns, medium by default."),
+    ] = None,
     objective: Annotated[
         Literal["closed-form", "projection", "endpoint", "bound"] | None,
         typer.Option(help="How far to go instead (ns: the first three), or what to minimise (rk1, rk2: the last two)."),
@@ -54,6 +55,8 @@ def fit(
     output_file(out, ".json")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
+    if fresh and paths is not None:
+        raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
     resolved = resolve(model)
     learners = {n: families.make(family, n, learn) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
@@ -112,9 +115,4 @@ def fit(
     for checkpoint in checkpoints:
         checkpoint.unlink(missing_ok=True)
     for solver in solvers:
-        v = solver.validation
-        typer.echo(
-            f"{out}: {family}, {solver.nfe} NFE, RMSE {v['rmse']:.4f} ({v['psnr']:.1f} dB); {v['baseline']} at the "
-            f"same cost {v['baseline_rmse']:.4f} ({v['baseline_psnr']:.1f} dB); exact: "
-            f"{v['reference_evaluations']:.0f} NFE"
-        )
+        typer.echo(f"{out}: {family}, {solver.nfe} NFE, {in_figures(solver.validation)}")
