@@ -129,18 +129,11 @@ def fit(
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     names = stages_of(learner, objective, effort, start is not None, paths == "fresh")
-    default = EFFORTS[effort or "medium"] if isinstance(learner, NonStationary) else PAPER
-    if iterations is None:
-        iterations = default.steps if objective in (None, default.objective) else STEPS.get(names[-1], STEPS["bound"])
-    elif names[-1] == "closed-form":
-        raise ValueError(f"closed-form takes no iterations, got {iterations}")
-    paths = default.paths if paths is None else paths
-    if not isinstance(paths, int) and paths != "fresh":
-        raise ValueError(f'paths must be a number or "fresh", got {paths!r}')
-    if iterations < 0 or validation_paths < 1 or (isinstance(paths, int) and paths < 1):
-        raise ValueError(f"{iterations} iterations, {paths} paths or {validation_paths} to validate are too few")
+    paths, steps = _amounts(learner, objective, effort, names, paths, iterations)
     if start is not None and isinstance(learner, NonStationary):
         learner.load_table(start.off(model))
+    if validation_paths < 1:
+        raise ValueError(f"{validation_paths} paths to validate are too few")
     description = describe(model)
     bank = bank or Bank(model)
     if bank.model is not model and differences(describe(bank.model), description, tolerance=PRECISION):
@@ -169,9 +162,9 @@ def fit(
     source = Batches(bank, dataclasses.replace(model, velocity=counter), seed, batches)
 
     def stage(name: str) -> Stage:
-        if callable(objective):
-            return Adam(learner, source.turn, objective, learning_rate, validate_every)
         match name, learner:
+            case _ if callable(objective):
+                return Adam(learner, source.turn, objective, learning_rate, validate_every)
             case "closed-form", NonStationary():
                 return ClosedForm(learner, source)
             case "projection", NonStationary():
@@ -183,7 +176,6 @@ def fit(
     run = Run(learner, model, choose, settings, description, checkpoint)
     if not run.history:
         run.evaluations["reference"] = source.evaluations + round(choose.evaluations * len(choose.x1))
-    steps = [STEPS[name] for name in names[:-1]] + [iterations]
     plan = [Planned(name, functools.partial(stage, name), most) for name, most in zip(names, steps, strict=True)]
     run.go_on(plan, lambda: source.evaluations, counter, progress)
     course = {  # the time of a resumed fit is that of its steps and of this call's exact paths
@@ -216,6 +208,28 @@ def stages_of(
     if fresh and name != "bound":
         raise ValueError(f"new paths in every iteration are for the bound; {name} needs paths that are kept")
     return list(CHAIN[: CHAIN.index(name) + 1]) if chained and not started else [name]
+
+
+def _amounts(
+    family: Family,
+    objective: str | Loss | None,
+    effort: str | None,
+    names: list[str],
+    paths: int | str | None,
+    iterations: int | None,
+) -> tuple[int | str, list[int]]:
+    """How many paths, and the most steps of each stage."""
+    default = EFFORTS[effort or "medium"] if isinstance(family, NonStationary) else PAPER
+    paths = default.paths if paths is None else paths
+    if paths != "fresh" and not (isinstance(paths, int) and paths > 0):
+        raise ValueError(f'paths must be a positive number or "fresh", got {paths!r}')
+    if iterations is None:
+        iterations = default.steps if objective in (None, default.objective) else STEPS.get(names[-1], STEPS["bound"])
+    elif names[-1] == "closed-form" or iterations < 0:
+        raise ValueError(
+            f"{names[-1]} cannot have {iterations} iterations; closed-form has none to set, others 0 or more"
+        )
+    return paths, [STEPS[name] for name in names[:-1]] + [iterations]
 
 
 def _solver(
