@@ -4,10 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bench.frontier import LEARNED
 from bench.store import Store
 from bespoke_solvers import pictures
+from bespoke_solvers.dedicated import NAMES
 
 DEFAULT = "ns, default"
+ORDER = [*NAMES, *LEARNED]
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -50,6 +53,7 @@ def main() -> None:
     store = Store(options.store)
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
         records = [record for record in store.of(model) if record["seed"] == options.seed]
+        records.sort(key=lambda record: ORDER.index(record["method"]))
         if not records:
             raise SystemExit(f"the store {options.store} has no records of {model}")
         samples = ", ".join(str(count) for count in sorted({record["samples"] for record in records}))
