@@ -1,5 +1,6 @@
 """Shapes in the package's signatures are checked while the tests run."""
 
+import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
@@ -9,3 +10,45 @@ install_import_hook("bespoke_solvers", "shapecheck.typechecker")
 torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("default")
+
+from bespoke_solvers import stages, toy  # noqa: E402, under the hook
+from bespoke_solvers.bank import Bank  # noqa: E402
+from bespoke_solvers.fitting import CHAIN, STEPS  # noqa: E402
+from bespoke_solvers.grids import WARPS  # noqa: E402
+from chains import CHAINED, GRIDS, SMALL, fit  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.checkerboard()
+
+
+@pytest.fixture(scope="module")
+def bank(model):
+    return Bank(model, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def large(model):
+    return Bank(model, batch_size=48)
+
+
+@pytest.fixture(scope="module")
+def few_steps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STEPS, "projection", 3)
+        patch.setitem(STEPS, "closed-form", GRIDS + 1)
+        patch.setattr(stages, "WARPS", WARPS[-GRIDS:])
+        yield
+
+
+@pytest.fixture(scope="module")
+def chain(model, large, few_steps):
+    """The solvers that each of the three objectives gives."""
+    options = SMALL | {"nfe": 4, "paths": 48}
+    return {name: fit(model, large, **options, objective=name) for name in CHAIN}
+
+
+@pytest.fixture(scope="module")
+def whole(model, bank, few_steps):
+    return fit(model, bank, **CHAINED)

@@ -1,15 +1,22 @@
 """Problems with known answers, shared by the tests."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from bespoke_solvers.generic import RK4, step
+from bespoke_solvers.families import NonStationary
+from bespoke_solvers.generic import RK4, baseline, step
+from bespoke_solvers.grids import warp
+from bespoke_solvers.reference import Paths, solve
+from bespoke_solvers.regression import closed_form
 from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine, DiscreteVP, Schedule
+from bespoke_solvers.table import Table
 from bespoke_solvers.toy import mixture_velocity
-from bespoke_solvers.velocity import Model, Velocity
+from bespoke_solvers.velocity import Counter, Model, Velocity
 
 F64 = torch.float64
 
@@ -80,3 +87,33 @@ def solve_finely(u: Velocity, grid: Tensor, x: Tensor) -> Tensor:
     for t, t_next in pairwise(grid):
         x = step(RK4, u, t, x, t_next - t)
     return x
+
+
+def exactly(model: Model, count: int = 8, first: int = 0, tolerance: float = 1e-6) -> Paths:
+    """A batch of exact paths."""
+    return solve(model, model.noise(range(first, first + count)), rtol=tolerance, atol=tolerance)
+
+
+def non_stationary(model: Model, nfe: int = 3) -> NonStationary:
+    """The closed form's place to begin."""
+    return NonStationary(closed_form(warp(model, nfe, 0.07, 1.0, 0.8), [exactly(model)]).table.off(model))
+
+
+def ones(batches: Sequence[Paths]) -> list[Tensor]:
+    """Equal weights."""
+    return [torch.ones(len(paths.x1), dtype=F64) for paths in batches]
+
+
+def counted(batches: Sequence[Paths]) -> tuple[list[Paths], Counter]:
+    """The same paths with a velocity that counts, and its counter."""
+    counter = Counter(batches[0].model.velocity)
+    model = dataclasses.replace(batches[0].model, velocity=counter)
+    return [dataclasses.replace(paths, model=model) for paths in batches], counter
+
+
+def full_table(nfe: int, seed: int = 0) -> Table:
+    """A sensible table in which no number is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    euler = baseline("euler", nfe)
+    a, b = (0.2 * torch.rand(value.shape, generator=generator, dtype=F64) for value in (euler.a, euler.b))
+    return Table(0.05 + 0.9 * euler.t, euler.a + a, (euler.b + b).tril(-1))

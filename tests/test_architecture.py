@@ -34,6 +34,8 @@ LAYERS = [
     "regression",
     "stages",
     "gauss_newton",
+    "endpoint",
+    "projection",
     "run",
     "fitting",
     "pictures",

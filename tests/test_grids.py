@@ -4,10 +4,10 @@ from itertools import product
 import pytest
 import torch
 
-from bespoke_solvers.grids import GRIDS, grid
+from bespoke_solvers.grids import GRIDS, WARPS, grid, straightness, times_of, warp
 from bespoke_solvers.schedules import EDM, VP, CondOT, DiscreteVP
 from bespoke_solvers.velocity import PREDICTIONS, Model
-from problems import F64, SCHEDULES, mixture, stable_diffusion_alphas
+from problems import F64, SCHEDULES, mixture, model_of, stable_diffusion_alphas
 
 DISCRETE = DiscreteVP(stable_diffusion_alphas())
 
@@ -117,3 +117,35 @@ def test_a_wrong_cut_off_is_refused(name, named):
 def test_impossible_numbers_of_times_are_refused(name, n):
     with pytest.raises(ValueError, match=r"at least one time, got n = 0|has no .* different times in the domain"):
         grid(name, model_on(DISCRETE), n)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_straightness_and_its_inverse(schedule):
+    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule)
+    t = torch.linspace(model.t_lo, model.t_hi, 9, dtype=F64)
+    r = straightness(schedule, t)
+    assert (r.diff() > 0).all()
+    torch.testing.assert_close(times_of(model, r), t, rtol=0, atol=1e-9)
+    ends = times_of(model, torch.tensor([0.0, 1.0], dtype=F64))
+    assert ends.tolist() == [model.t_lo, model.t_hi]
+    if schedule == CondOT():
+        torch.testing.assert_close(r, t)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_warps_are_increasing_times_in_the_domain(schedule):
+    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule)
+    r_lo = straightness(schedule, torch.tensor(model.t_lo)).item()
+    for r_0, p, q in WARPS:
+        t = warp(model, 8, r_0, p, q)
+        assert (t.diff() > 0).all()
+        assert t[0] >= model.t_lo
+        assert t[-1] <= model.t_hi
+        assert straightness(schedule, t[:1]).item() == pytest.approx(max(r_0, r_lo), abs=1e-6)
+
+
+def test_the_plain_warp_is_the_uniform_grid():
+    model = model_of(mixture(CondOT()))
+    torch.testing.assert_close(warp(model, 4, 0.0, 1.0, 1.0), torch.tensor([0, 0.25, 0.5, 0.75], dtype=F64))
+    bent = warp(model, 4, 0.1, 2.0, 0.5)
+    assert bent[1].item() == pytest.approx(0.1 + 0.9 * (1 - (1 - 1 / 16) ** 0.5))

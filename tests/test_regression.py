@@ -9,31 +9,17 @@ from bespoke_solvers import toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.generic import baseline
+from bespoke_solvers.grids import warp
 from bespoke_solvers.reference import Paths, solve
-from bespoke_solvers.regression import (
-    WARPS,
-    closed_form,
-    errors,
-    fit_rows,
-    log_mean,
-    on_disk,
-    sample_weights,
-    straightness,
-    times_of,
-    warp,
-)
+from bespoke_solvers.regression import closed_form, errors, fit_rows, log_mean, on_disk, sample_weights
 from bespoke_solvers.schedules import EDM, CondOT, Cosine
 from bespoke_solvers.table import sample, states
 from bespoke_solvers.velocity import Counter, Ends, Model, Noise, map_condition
-from problems import CENTRES, F64, SCHEDULES, STD, mixture, model_of
+from problems import CENTRES, F64, STD, mixture, model_of, ones
 
 
 def exactly(model: Model, count: int = 16, first: int = 0, tolerance: float = 1e-9) -> Paths:
     return solve(model, model.noise(range(first, first + count)), rtol=tolerance, atol=tolerance)
-
-
-def ones(batches):
-    return [torch.ones(len(paths.x1), dtype=F64) for paths in batches]
 
 
 def part(paths: Paths, rows: slice) -> Paths:
@@ -279,35 +265,3 @@ def test_a_tensor_on_disk_leaves_no_file(tmp_path, monkeypatch):
     maps = Path("/proc/self/maps")
     if maps.exists():
         assert str(tmp_path) in maps.read_text(), "the numbers lie in the file, not in memory"
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_straightness_and_its_inverse(schedule):
-    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule)
-    t = torch.linspace(model.t_lo, model.t_hi, 9, dtype=F64)
-    r = straightness(schedule, t)
-    assert (r.diff() > 0).all()
-    torch.testing.assert_close(times_of(model, r), t, rtol=0, atol=1e-9)
-    ends = times_of(model, torch.tensor([0.0, 1.0], dtype=F64))
-    assert ends.tolist() == [model.t_lo, model.t_hi]
-    if schedule == CondOT():
-        torch.testing.assert_close(r, t)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_warps_are_increasing_times_in_the_domain(schedule):
-    model = Model(velocity=lambda t, x: x, shape=(3,), schedule=schedule)
-    r_lo = straightness(schedule, torch.tensor(model.t_lo)).item()
-    for r_0, p, q in WARPS:
-        t = warp(model, 8, r_0, p, q)
-        assert (t.diff() > 0).all()
-        assert t[0] >= model.t_lo
-        assert t[-1] <= model.t_hi
-        assert straightness(schedule, t[:1]).item() == pytest.approx(max(r_0, r_lo), abs=1e-6)
-
-
-def test_the_plain_warp_is_the_uniform_grid():
-    model = model_of(mixture(CondOT()))
-    torch.testing.assert_close(warp(model, 4, 0.0, 1.0, 1.0), torch.tensor([0, 0.25, 0.5, 0.75], dtype=F64))
-    bent = warp(model, 4, 0.1, 2.0, 0.5)
-    assert bent[1].item() == pytest.approx(0.1 + 0.9 * (1 - (1 - 1 / 16) ** 0.5))

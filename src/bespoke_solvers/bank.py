@@ -109,7 +109,7 @@ class Bank:
     def bytes_of_paths(self, seed: int) -> int:
         """How much a batch of paths takes."""
         paths = self.paths(seed, 0)
-        return sum(value.numel() * value.element_size() for value in (paths.x, paths.dx, paths.middle))
+        return _bytes({name: getattr(paths, name) for name in ("x", "dx", "middle")})
 
     def own_error(self, noise_set: NoiseSet, seed: int) -> float:
         """The RMSE of the set's first samples against the same ones solved to a tenth of the tolerance."""

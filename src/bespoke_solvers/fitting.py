@@ -15,12 +15,14 @@ import torch
 from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.description import describe, differences, network_time
+from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Family, NonStationary
-from bespoke_solvers.gauss_newton import EndPoint, GaussNewton, Projection
+from bespoke_solvers.gauss_newton import GaussNewton
+from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import bespoke_loss
+from bespoke_solvers.projection import Projection
 from bespoke_solvers.reference import Paths, solve
-from bespoke_solvers.regression import WARPS
 from bespoke_solvers.run import Planned, Run
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage
@@ -57,10 +59,8 @@ class Batches(Sequence[Paths]):
         self.bank, self.model, self.seed, self.kept = bank, model, seed, kept
         size = bank.bytes_of_paths(seed) * kept if kept else 0
         in_memory = kept is not None and (bank.folder is None or size <= IN_MEMORY)
-        self.evaluations = 0  # of u, for exact paths
-        if kept is not None:
-            self.evaluations = sum(bank.paths(seed, i).evaluations * bank.batch_size for i in range(kept))
         self._get = functools.lru_cache(maxsize=None if in_memory else 1)(self._make)
+        self.evaluations = sum(paths.evaluations * bank.batch_size for paths in self)  # of u, for exact paths
 
     def _make(self, index: int) -> Paths:
         bank = self.bank
@@ -195,7 +195,7 @@ def stages_of(
     chained = isinstance(family, NonStationary)
     if effort is not None and (effort not in EFFORTS or not chained):
         raise ValueError(f"effort {effort!r} for {family.name}; expected one of {', '.join(EFFORTS)} for ns")
-    name = (EFFORTS[effort or "medium"] if chained else PAPER).objective if objective is None else objective
+    name = _default(family, effort).objective if objective is None else objective
     if callable(name):
         if started and not chained:
             raise ValueError(f"{family.name} has a start of its own; start is for ns")
@@ -210,6 +210,10 @@ def stages_of(
     return list(CHAIN[: CHAIN.index(name) + 1]) if chained and not started else [name]
 
 
+def _default(family: Family, effort: str | None) -> Effort:
+    return EFFORTS[effort or "medium"] if isinstance(family, NonStationary) else PAPER
+
+
 def _amounts(
     family: Family,
     objective: str | Loss | None,
@@ -219,7 +223,7 @@ def _amounts(
     iterations: int | None,
 ) -> tuple[int | str, list[int]]:
     """How many paths, and the most steps of each stage."""
-    default = EFFORTS[effort or "medium"] if isinstance(family, NonStationary) else PAPER
+    default = _default(family, effort)
     paths = default.paths if paths is None else paths
     if paths != "fresh" and not (isinstance(paths, int) and paths > 0):
         raise ValueError(f'paths must be a positive number or "fresh", got {paths!r}')

@@ -1,4 +1,4 @@
-"""Time grids of the dedicated solvers: n increasing times in a model's domain, at which steps begin.
+"""Time grids: n increasing times in a model's domain, at which steps begin.
 
 The first time is t_lo. After the last one comes the end, sigma = 0 at t = 1, which belongs to no grid. The levels of
 noise rho = sigma / alpha that `log-snr` and `karras` run through are those of the domain between a cut-off sigma_min
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bespoke_solvers.schedules import DiscreteVP
+from bespoke_solvers.schedules import DiscreteVP, Schedule
 from bespoke_solvers.velocity import Model
 
 Grid = Callable[..., Tensor]  # (model, n) -> n times; (model, n, sigma_min) where there is a cut-off
@@ -93,3 +93,26 @@ def grid(name: str, model: Model, n: int) -> Float[Tensor, " n"]:
     if not bool((times.diff() > 0).all() and model.schedule(times[-1]).sigma > 0):
         raise ValueError(f"the grid {name} has no {n} different times in the domain {model.domain}; take fewer")
     return times
+
+
+def straightness(schedule: Schedule, t: Tensor) -> Tensor:
+    """r = alpha / (alpha + sigma), the time in which every Gaussian path is as straight as FM-OT's."""
+    alpha, sigma, _, _ = schedule(t)
+    return alpha / (alpha + sigma)
+
+
+def times_of(model: Model, r: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The times at which alpha / (alpha + sigma) = r, inside the model's domain."""
+    return model.schedule.time(torch.logit(r.double().clamp(0, 1))).clamp(model.t_lo, model.t_hi)
+
+
+def warp(model: Model, nfe: int, r_0: float, p: float, q: float) -> Float[Tensor, " n"]:
+    """Times that are equally spaced in a warped r: 1 - (1 - (k/n)^p)^q, from r_0 on."""
+    r_lo = straightness(model.schedule, torch.tensor(model.t_lo, dtype=torch.float64))
+    k = torch.arange(nfe, dtype=torch.float64) / nfe
+    first = torch.maximum(torch.tensor(r_0, dtype=torch.float64), r_lo)
+    return times_of(model, first + (1 - first) * (1 - (1 - k**p) ** q))
+
+
+# r_0, p and q of the grids that a fit tries.
+WARPS = [(r_0, p, q) for r_0 in (0.0, 0.07, 0.14) for p in (0.75, 1.0) for q in (0.6, 0.8, 1.0)]

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from bespoke_solvers.metrics import mse
 from bespoke_solvers.reference import Paths
-from bespoke_solvers.schedules import Schedule, float64
+from bespoke_solvers.schedules import float64
 from bespoke_solvers.table import Table, combine
-from bespoke_solvers.velocity import Model
 
 RIDGE = 1e-9  # of the diagonal; with 1e-6 the fits lose decibels
 PASSES = 3
@@ -73,7 +72,8 @@ def fit_rows(
             gram[entered : k + 1, : k + 1] += torch.einsum("ibd,jbd->ij", weighted[entered:], basis).cpu()
             moments += torch.einsum("ibd,bd->i", weighted, _flat(target[None])[0]).cpu()
         entered = k + 1
-        a[k], b[k, :k] = _solve(gram[: k + 1, : k + 1], moments).tensor_split([1])
+        lower = gram[: k + 1, : k + 1]
+        a[k], b[k, :k] = damped_solve(lower.tril() + lower.tril(-1).T, moments, RIDGE).tensor_split([1])
     table = Table(t, a, b)
     samples = [
         combine(a[n], b[n], paths.noise.x0, list(us.to(paths.noise.x0.device)))
@@ -86,11 +86,11 @@ def _flat(x: Tensor) -> Tensor:
     return float64(x).flatten(2)
 
 
-def _solve(lower: Tensor, moments: Tensor) -> Tensor:
-    scale = lower.diagonal().sqrt().clamp(min=1e-30)
-    gram = (lower.tril() + lower.tril(-1).T) / scale[:, None] / scale
-    solution: Tensor = torch.linalg.solve(gram + RIDGE * torch.eye(len(gram), dtype=gram.dtype), moments / scale)
-    return solution / scale
+def damped_solve(gram: Float[Tensor, "m m"], moments: Float[Tensor, " m"], damping: float) -> Float[Tensor, " m"]:
+    """The solution of the normal equations, whose diagonal is made 1 + damping times as large."""
+    scale = gram.diagonal().sqrt().clamp(min=1e-30)
+    damped = gram / scale[:, None] / scale + damping * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.solve(damped, moments / scale) / scale  # type: ignore[no-any-return]
 
 
 def errors(samples: Sequence[Tensor], batches: Sequence[Paths]) -> list[Float[Tensor, " b"]]:
@@ -118,25 +118,3 @@ def closed_form(t: Float[Tensor, " n"], batches: Sequence[Paths], passes: int = 
         rows = fit_rows(t, batches, weights)
         weights = sample_weights(errors(rows.samples, batches))
     return rows
-
-
-def straightness(schedule: Schedule, t: Tensor) -> Tensor:
-    """r = alpha / (alpha + sigma), the time in which every Gaussian path is as straight as FM-OT's."""
-    alpha, sigma, _, _ = schedule(t)
-    return alpha / (alpha + sigma)
-
-
-def times_of(model: Model, r: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The times at which alpha / (alpha + sigma) = r, inside the model's domain."""
-    return model.schedule.time(torch.logit(r.double().clamp(0, 1))).clamp(model.t_lo, model.t_hi)
-
-
-def warp(model: Model, nfe: int, r_0: float, p: float, q: float) -> Float[Tensor, " n"]:
-    """Times that are equally spaced in a warped r: 1 - (1 - (k/n)^p)^q, from r_0 on."""
-    r_lo = straightness(model.schedule, torch.tensor(model.t_lo, dtype=torch.float64))
-    k = torch.arange(nfe, dtype=torch.float64) / nfe
-    first = torch.maximum(torch.tensor(r_0, dtype=torch.float64), r_lo)
-    return times_of(model, first + (1 - first) * (1 - (1 - k**p) ** q))
-
-
-WARPS = [(r_0, p, q) for r_0 in (0.0, 0.07, 0.14) for p in (0.75, 1.0) for q in (0.6, 0.8, 1.0)]

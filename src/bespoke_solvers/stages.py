@@ -1,5 +1,6 @@
 """The ways to fit, each as a stage that changes a family of solvers step by step."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
+from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths
-from bespoke_solvers.regression import PASSES, WARPS, closed_form, errors, log_mean, warp
+from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean
 
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
 
@@ -76,7 +78,7 @@ class Adam(Stage):
 
     def better(self, new: Quality, best: Quality) -> bool:
         """By RMSE, as the paper chooses."""
-        return new.rmse < best.rmse
+        return new.rmse < best.rmse or not math.isfinite(best.rmse)
 
     def state(self) -> dict[str, Any]:
         """The optimiser's moments."""

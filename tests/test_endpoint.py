@@ -1,0 +1,135 @@
+import dataclasses
+
+import pytest
+import torch
+
+from bespoke_solvers.endpoint import EndPoint
+from bespoke_solvers.families import NonStationary, make
+from bespoke_solvers.metrics import mse
+from bespoke_solvers.regression import closed_form, errors, log_mean
+from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine
+from bespoke_solvers.table import sample
+from bespoke_solvers.velocity import Model
+from problems import F64, counted, exactly, full_table, mixture, model_of, non_stationary, ones
+
+
+@pytest.fixture(scope="module")
+def batches():
+    model = model_of(mixture(CondOT()))
+    return [exactly(model), exactly(model, first=8)]
+
+
+def perturbed(family, seed=0, size=0.1):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in family.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator, dtype=F64)
+    return family
+
+
+FAMILIES = {
+    "ns": lambda: NonStationary(full_table(4)),
+    "ns, start held": lambda: NonStationary(full_table(4), learn_start=False),
+    "rk1": lambda: perturbed(make("rk1", 4)),
+    "rk2": lambda: perturbed(make("rk2", 6)),
+    "time of rk2": lambda: perturbed(make("rk2", 4, "time")),
+}
+
+
+@pytest.mark.parametrize("make_family", FAMILIES.values(), ids=FAMILIES)
+def test_derivatives_are_those_of_autograd(batches, make_family):
+    problem = EndPoint(make_family(), batches)
+    theta = problem.start()
+    linearised = list(problem.linearise(theta, ones(batches), 1e-6))
+    assert len(linearised) == 2
+    for (y, dy), paths in zip(linearised, batches, strict=True):
+
+        def unrolled(theta, paths=paths):
+            return sample(problem.table(theta), paths.model.bind(), paths.noise.x0)
+
+        expected = torch.autograd.functional.jacobian(unrolled, theta).movedim(-1, 0)
+        torch.testing.assert_close(y, unrolled(theta))
+        torch.testing.assert_close(dy, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+DOMAINS = {
+    "Cosine": Model(velocity=mixture(Cosine()), shape=(3,), schedule=Cosine(), prediction="epsilon", dtype=F64),
+    "EDM": Model(velocity=mixture(EDM()), shape=(3,), schedule=EDM(), dtype=F64),
+}
+
+
+@pytest.mark.parametrize("model", DOMAINS.values(), ids=DOMAINS)
+def test_derivatives_on_other_domains_and_scales(model):
+    batch = exactly(model, 4)
+    problem = EndPoint(non_stationary(model, 3), [batch])
+    theta = problem.start()
+    ((y, dy),) = problem.linearise(theta, ones([batch]), 1e-6)
+    assert log_mean(errors([y], [batch])) < -3, "it is the table on the model"
+    expected = torch.autograd.functional.jacobian(
+        lambda theta: sample(problem.table(theta), model.bind(), batch.noise.x0), theta
+    ).movedim(-1, 0)
+    for got, exact in zip(dy, expected, strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-3, atol=1e-3 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_stages_before_the_first_that_moves_cost_nothing(batches, n):
+    """t_k and a_k, n - k each; a row k of b has k numbers, n - k each; and the n of the run itself."""
+    batches, counter = counted(batches)
+    problem = EndPoint(NonStationary(full_table(n)), batches)
+    list(problem.linearise(problem.start(), ones(batches), 1e-3))
+    expected = n + 2 * sum(n - k for k in range(n)) + sum(k * (n - k) for k in range(1, n))
+    assert counter.calls == 2 * expected
+    assert counter.evaluations == 16 * expected
+
+
+def test_a_held_start_costs_nothing(batches):
+    batches, counter = counted(batches)
+    n = 4
+    problem = EndPoint(NonStationary(full_table(n), learn_start=False), batches)
+    assert len(problem.start()) == 2 * n - 1 + n * (n + 1) // 2
+    list(problem.linearise(problem.start(), ones(batches), 1e-3))
+    expected = n + 2 * sum(n - k for k in range(1, n)) + sum(k * (n - k) for k in range(1, n))
+    assert counter.calls == 2 * expected
+
+
+@pytest.mark.parametrize("difference", [1e-3, 1e-1])
+def test_differences_are_as_large_as_they_are_said_to_be(batches, difference):
+    """Each input is moved by `difference` in its norm or its time, whichever is more."""
+    inner, moves = batches[0].model.velocity, []
+
+    def velocity(t, x):
+        if len(calls) >= 4:
+            moves.append(max((t - calls[0][0]).abs().item(), mse(x, calls[0][1]).sqrt().mean().item()))
+        calls.append((t, x))
+        return inner(t, x)
+
+    calls: list = []
+    model = dataclasses.replace(batches[0].model, velocity=velocity)
+    problem = EndPoint(NonStationary(full_table(4)), [dataclasses.replace(batches[0], model=model)])
+    theta = problem.start()
+    list(problem.linearise(theta, ones(batches[:1]), difference))
+    first = list(problem.learned).index("theta_t0")
+    assert first == 0
+    assert moves[0] == pytest.approx(difference), "the first stage, along t_0"
+
+
+def test_differences_stay_inside_the_domain():
+    """On VP a time beyond 1 makes sigma, and with it the whole Jacobian, NaN: no step is then ever taken."""
+    u, seen = mixture(VP()), []
+
+    def velocity(t, x):
+        seen.append(t.item())
+        return u(t, x)
+
+    model = Model(velocity=velocity, shape=(3,), schedule=VP(), prediction="epsilon", dtype=F64)
+    batch = exactly(dataclasses.replace(model, velocity=u), 4)
+    problem = EndPoint(
+        NonStationary(
+            closed_form(torch.tensor([0.3, 0.8, 0.999], dtype=F64), [dataclasses.replace(batch, model=model)]).table
+        ),
+        [dataclasses.replace(batch, model=model)],
+    )
+    ((_, dy),) = problem.linearise(problem.start(), ones([batch]), 1e-2)
+    assert max(seen) <= model.t_hi
+    assert dy.isfinite().all()
