@@ -4,98 +4,166 @@ Computes the cells that the store does not have yet; `python -m bench.tables` dr
 """
 
 import argparse
-import functools
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from bench.models import load
+from bench.models import full_precision, load
 from bench.store import KEY, Store
 from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.evaluation import HeldOut, held_out
+from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.fitting import EFFORTS, STEPS, fit
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.objectives import endpoint_loss
-from bespoke_solvers.solver import Solver
+from bespoke_solvers.table import Table
 
-LEARNED: dict[str, dict[str, Any]] = {
+DEFAULT = "ns, default"
+CHAIN = {"ns, closed form": "closed-form", "ns, projection": "projection", DEFAULT: "endpoint"}  # each from the last
+ADAM: dict[str, dict[str, Any]] = {
     "rk1-bespoke, bound": {"family": "rk1", "objective": "bound"},
     "rk2-bespoke, bound": {"family": "rk2", "objective": "bound"},
+    "bns from euler": {"objective": endpoint_loss},
+}
+GAUSS_NEWTON: dict[str, dict[str, Any]] = {
     "rk1-bespoke, end point": {"family": "rk1", "objective": "endpoint", "iterations": 30},
     "rk2-bespoke, end point": {"family": "rk2", "objective": "endpoint", "iterations": 30},
-    "bns from euler": {"objective": endpoint_loss, "learning_rate": 1e-3},
-    "ns, closed form": {"objective": "closed-form"},
-    "ns, projection": {"objective": "projection"},
-    "ns, default": {},
-    "ns, high effort": {"effort": "high"},
 }
+HIGH = "ns, high effort"
+TRANSFERRED = "ns, fitted in float32"  # the default's table of the network in float32, used in half precision
+LEARNED = (*ADAM, *GAUSS_NEWTON, *CHAIN, HIGH)
 
 
-def learned(method: str, nfe: int, options: argparse.Namespace) -> dict[str, Any] | None:
-    """The options of a fit; None where the method cannot have that NFE."""
-    chosen = dict(LEARNED[method])
-    if chosen.get("family") == "rk2" and nfe % 2:
-        return None
-    if chosen.get("objective") == "bound" or callable(chosen.get("objective")):
-        chosen["iterations"] = options.adam
-    if method == "bns from euler":
-        chosen["family"] = NonStationary(baseline("euler", nfe), learn_start=False)
-    if method != "ns, high effort":
-        chosen["paths"] = options.paths
-    return chosen
+class Fitted(NamedTuple):
+    """What came out of a fit, and of the fits that it began from."""
+
+    table: Table
+    record: dict[str, Any]
 
 
-def budget(method: str, options: argparse.Namespace) -> str:
-    """What a fit may spend, in words; a method that is not fitted has none."""
-    if method not in LEARNED:
-        return "grid chosen" if method in dedicated.METHODS else ""
-    if method == "ns, high effort":
-        return f"{EFFORTS['high'].paths} paths, {EFFORTS['high'].steps} steps"
-    objective = LEARNED[method].get("objective", "endpoint")
-    steps = options.adam if objective == "bound" or callable(objective) else LEARNED[method].get("iterations")
-    if steps is None:
-        steps = EFFORTS["medium"].steps if method == "ns, default" else STEPS[objective]
-    return f"{options.paths} paths, {steps} steps"
+class Frontier:
+    """One model, its exact samples, and the solvers on it."""
 
+    def __init__(self, name: str, options: argparse.Namespace, store: Store) -> None:
+        self.name, self.options, self.store = name, options, store
+        full = full_precision(name)
+        self.model = load(name, options.models, options.device)
+        exact = self.model if full == name else load(full, options.models, options.device)
+        folder = options.banks and options.banks / full.replace(":", "-")
+        tolerance = {"rtol": options.tolerance, "atol": options.tolerance}
+        self.bank = Bank(exact, folder, batch_size=options.batch_size, budget=2**36, **tolerance)
+        self.report = held_out(self.bank, "report", options.seed, options.samples)
+        self.choose = held_out(self.bank, "choose", options.seed, min(options.samples, options.grid_samples))
+        self.chain: dict[tuple[str, int], Fitted] = {}
+        print(f"{name}: exact with {self.report.evaluations:.0f} NFE to {self.report.own_error:.0e}", flush=True)
 
-def record(solver: Solver) -> dict[str, Any]:
-    """What the store keeps of a fit."""
-    spent = solver.fit["evaluations"]
-    return {
-        "rmse": solver.validation["rmse"],
-        "psnr": solver.validation["psnr"],
-        "reference_evaluations": solver.validation["reference_evaluations"],
-        "reference_error": solver.validation["reference_error"],
-        "evaluations": spent,
-        "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
-        "seconds": solver.fit["seconds"],
-        "best_iteration": solver.fit["best_iteration"],
-        "history": [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in solver.fit["history"]],
-        "table": {name: getattr(solver.table, name).tolist() for name in "tab"} if solver.nfe <= 10 else None,
-    }
+    def key(self, method: str, nfe: int) -> dict[str, Any]:
+        """The store's key of a cell."""
+        options = self.options
+        values = (self.name, method, nfe, options.seed, self.budget(method), options.samples, options.tolerance)
+        return dict(zip(KEY, values, strict=True))
 
+    def budget(self, method: str) -> str:
+        """What a fit may spend, in words; a method that is not fitted has none."""
+        paths, steps = self.options.paths, 0
+        if method in ADAM:
+            rate = "" if self.options.learning_rate == 2e-3 else f" at {self.options.learning_rate:g}"
+            return f"{paths} paths, {self.options.adam} steps{rate}"
+        if method in GAUSS_NEWTON:
+            steps = GAUSS_NEWTON[method]["iterations"]
+        elif method in CHAIN:
+            steps = EFFORTS["medium"].steps if method == DEFAULT else STEPS[CHAIN[method]]
+        elif method == TRANSFERRED:
+            return self.budget(DEFAULT)
+        elif method == HIGH:
+            paths, steps = EFFORTS["high"].paths, EFFORTS["high"].steps
+        else:
+            return "grid chosen" if method in dedicated.METHODS else ""
+        return f"{paths} paths, {steps} steps"
 
-def measure(method: str, nfe: int, bank: Bank, sets: dict[str, HeldOut], options: argparse.Namespace) -> Any:
-    if method in LEARNED:
-        chosen = learned(method, nfe, options)
-        if chosen is None:
+    def measure(self, method: str, nfe: int) -> dict[str, Any] | None:
+        """The record of a cell; None where the method cannot have that NFE, nor one less."""
+        options = self.options
+        if method == TRANSFERRED:
+            return self.transferred(nfe)
+        if method in CHAIN:
+            return self.chained(method, nfe).record
+        if method not in LEARNED:
+            return self.best_grid(method, nfe)
+        if "rk2" in method and nfe % 2:
             return None
+        chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": options.paths}
+        if method in ADAM:
+            chosen |= {"iterations": options.adam, "learning_rate": options.learning_rate} | ADAM[method]
+        if method == "bns from euler":
+            chosen["family"] = NonStationary(baseline("euler", nfe), learn_start=False)
+        return self.fit(nfe, chosen | GAUSS_NEWTON.get(method, {})).record
+
+    def best_grid(self, method: str, nfe: int) -> dict[str, Any] | None:
+        """A solver that is not fitted, on the time grid that is best on the choosing set."""
+        used = nfe if dedicated.possible(method, nfe) else nfe - 1
+        found = portfolio.best([method], used, self.model, self.choose) if used else None
+        return found and {"name": found.name, "used": used, **self.quality(found.table)}
+
+    def quality(self, table: Table) -> dict[str, Any]:
+        """RMSE and PSNR on the reporting set."""
+        return {
+            **self.report.quality(table, self.model).figures(),
+            "reference_evaluations": self.report.evaluations,
+            "reference_error": self.report.own_error,
+        }
+
+    def transferred(self, nfe: int) -> dict[str, Any]:
+        """The table that was fitted to the network in full precision, from the store."""
+        wanted = self.key(DEFAULT, nfe) | {"model": full_precision(self.name)}
+        record = self.store.records.get(tuple(wanted[name] for name in KEY))
+        if record is None or record["table"] is None:
+            raise SystemExit(f"{TRANSFERRED} needs the cell {wanted} with its table in the store; compute it first")
+        return self.quality(Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab")))
+
+    def chained(self, method: str, nfe: int) -> Fitted:
+        """A stage of the default, begun where the one before it ended, which is measured, too."""
+        if (method, nfe) not in self.chain:
+            before = list(CHAIN)[: list(CHAIN).index(method)]
+            chosen: dict[str, Any] = {"objective": CHAIN[method], "paths": self.options.paths}
+            if method == DEFAULT:
+                chosen["iterations"] = EFFORTS["medium"].steps
+            began = self.chained(before[-1], nfe) if before else None
+            self.chain[method, nfe] = self.fit(nfe, chosen, began)
+        return self.chain[method, nfe]
+
+    def fit(self, nfe: int, chosen: dict[str, Any], began: Fitted | None = None) -> Fitted:
+        """A fit, with what it and the fits before it cost."""
+        options = self.options
+        if began:
+            chosen = chosen | {"start": began.table}
         counts = {"seed": options.seed, "validation_paths": options.samples, "validate_every": options.validate_every}
-        return record(fit(bank.model, nfe=nfe, bank=bank, progress=False, **counts, **chosen))
-    found = portfolio.best([method], nfe, bank.model, sets["choose"])
-    if found is None:
-        return None
-    report = sets["report"]
-    return {
-        **report.quality(found.table, bank.model)._asdict(),
-        "name": found.name,
-        "reference_evaluations": report.evaluations,
-        "reference_error": report.own_error,
-    }
+        solver = fit(self.model, nfe=nfe, bank=self.bank, progress=False, **counts, **chosen)
+        spent, seconds, history = solver.fit["evaluations"], solver.fit["seconds"], solver.fit["history"]
+        rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in history]
+        first = 0
+        if began:
+            before = began.record
+            spent = {name: spent[name] + (name != "reference") * before["evaluations"][name] for name in spent}
+            seconds += before["seconds"]
+            first = before["history"][-1][0]
+            rows = before["history"] + [[first + i, *row] for i, *row in rows[1:]]
+        record = {
+            "rmse": solver.validation["rmse"],
+            "psnr": solver.validation["psnr"],
+            "reference_evaluations": solver.validation["reference_evaluations"],
+            "reference_error": solver.validation["reference_error"],
+            "evaluations": spent,
+            "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
+            "seconds": round(seconds, 1),
+            "best_iteration": first + solver.fit["best_iteration"],
+            "history": rows,
+            "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
+        }
+        return Fitted(solver.table, record)
 
 
 def main() -> None:
@@ -106,38 +174,26 @@ def main() -> None:
     parser.add_argument("--nfe", nargs="+", type=int, default=[5, 6, 8, 10, 16, 20])
     parser.add_argument("--paths", type=int, default=EFFORTS["medium"].paths, help="to fit to")
     parser.add_argument("--samples", type=int, default=256, help="to choose by, and as many to report on")
+    parser.add_argument("--grid-samples", type=int, default=1024, help="at most, to choose a baseline's grid by")
     parser.add_argument("--adam", type=int, default=700, help="steps of the fits by gradient")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="of those")
     parser.add_argument("--validate-every", type=int, default=25, help="of those")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-6, help="of the exact paths")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after that time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
     store, started = Store(options.store), time.monotonic()
     for name in options.model:
-        tolerance = {"rtol": options.tolerance, "atol": options.tolerance}
-        model = load(name, options.models, options.device)
-        bank = Bank(model, batch_size=options.batch_size, budget=2**36, **tolerance)
-        sets = {noise: held_out(bank, noise, options.seed, options.samples) for noise in ("choose", "report")}
-        print(f"{name}: exact with {sets['report'].evaluations:.0f} NFE to {sets['report'].own_error:.0e}", flush=True)
-        for method in options.method:
-            for nfe in options.nfe:
+        frontier = Frontier(name, options, store)
+        for nfe in options.nfe:
+            for method in options.method:
                 if time.monotonic() - started < 60 * options.minutes:
-                    values = (
-                        name,
-                        method,
-                        nfe,
-                        options.seed,
-                        budget(method, options),
-                        options.samples,
-                        options.tolerance,
-                    )
-                    store.cell(
-                        dict(zip(KEY, values, strict=True)),
-                        functools.partial(measure, method, nfe, bank, sets, options),
-                    )
+                    store.cell(frontier.key(method, nfe), lambda: frontier.measure(method, nfe))  # noqa: B023
 
 
 if __name__ == "__main__":

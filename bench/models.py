@@ -15,6 +15,13 @@ from bespoke_solvers import Model, schedules, toy
 from bespoke_solvers.velocity import guided
 
 NULL = 10
+HALF = ("bfloat16", "float16")
+
+
+def full_precision(name: str) -> str:
+    """The name of the same model in float32."""
+    base, _, variant = name.partition("@")
+    return base if variant in HALF else name
 
 
 def load(name: str, folder: Path | None = None, device: str = "cpu") -> Model:
@@ -24,7 +31,7 @@ def load(name: str, folder: Path | None = None, device: str = "cpu") -> Model:
     from diffusers import UNet2DModel
 
     base, _, variant = name.partition("@")
-    dtype = getattr(torch, variant) if variant and not variant.startswith("w") else torch.float32
+    dtype = getattr(torch, variant) if variant in HALF else torch.float32
     scale = float(variant[1:]) if variant.startswith("w") else None
     if folder is None:
         raise SystemExit(f"{name} needs the folder of the models: --models FOLDER")
@@ -41,15 +48,10 @@ def load(name: str, folder: Path | None = None, device: str = "cpu") -> Model:
         "device": device,
     }
     if scale is not None:
-        output = guided_output(output, scale)
+        output = guided(output, torch.tensor(NULL), scale)  # as that of the velocity: both are linear in the output
         common["guidance"] = scale
     if base.endswith("eps-vp"):
         return Model.from_network(output, prediction="epsilon", schedule=schedules.VP(), **common)
     return Model.from_network(
         lambda time, x, label: -output(time, x, label), prediction="flow", schedule=schedules.CondOT(), **common
     )
-
-
-def guided_output(output: Any, scale: float) -> Any:
-    """Guidance of the network's output, which is that of the velocity, both being linear in it."""
-    return guided(output, torch.tensor(NULL), scale)

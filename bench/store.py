@@ -46,7 +46,9 @@ class Store:
             with (self.folder / f"{key['model'].replace(':', '-')}.jsonl").open("a") as file:
                 file.write("\n" * _is_cut(file) + json.dumps(record, allow_nan=False) + "\n")
             self.records[values] = record
-            print(f"{key['model']}, {key['nfe']} NFE, {key['method']}: RMSE {record['rmse']:.4f}", flush=True)
+            rmse = "astray" if record["rmse"] is None else f"{record['rmse']:.4f}"
+            took = f" ({record['seconds']:.0f} s)" if "seconds" in record else ""
+            print(f"{key['model']}, {key['nfe']} NFE, {key['method']}: RMSE {rmse}{took}", flush=True)
         return self.records[values]
 
     def of(self, model: str) -> Iterator[dict[str, Any]]:

@@ -4,29 +4,34 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bench.frontier import LEARNED
+from bench.frontier import DEFAULT, LEARNED, TRANSFERRED
 from bench.store import Store
 from bespoke_solvers import pictures
 from bespoke_solvers.dedicated import NAMES
 
-DEFAULT = "ns, default"
-ORDER = [*NAMES, *LEARNED]
+ORDER = [*NAMES, *LEARNED, TRANSFERRED]
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """RMSE / PSNR against NFE in Markdown; the best of each column is bold."""
+    """RMSE / PSNR against NFE in Markdown, the best of each column bold; (4) where a method had 4 NFE instead."""
     columns = sorted({record["nfe"] for record in records})
-    best = {nfe: min(r["rmse"] for r in records if r["nfe"] == nfe) for nfe in columns}
+    best = {nfe: min(r["rmse"] for r in records if r["nfe"] == nfe and r["rmse"] is not None) for nfe in columns}
     lines = ["| method | budget | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |"]
     lines.append("|---" * (2 + len(columns)) + "|")
     for method, budget in dict.fromkeys((record["method"], record["budget"]) for record in records):
         cells = []
         for nfe in columns:
             found = [r for r in records if (r["method"], r["budget"], r["nfe"]) == (method, budget, nfe)]
-            text = f"{found[0]['rmse']:.4f} / {found[0]['psnr']:.1f}" if found else ""
+            text = _figures(found[0]) if found else ""
+            if found and (used := found[0].get("used", nfe)) != nfe:
+                text += f" ({used})"
             cells.append(f"**{text}**" if found and found[0]["rmse"] == best[nfe] else text)
         lines.append(f"| {method} | {budget} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _figures(record: dict[str, Any]) -> str:
+    return "astray" if record["rmse"] is None else f"{record['rmse']:.4f} / {record['psnr']:.1f}"
 
 
 def costs(records: list[dict[str, Any]], nfe: int) -> str:

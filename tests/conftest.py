@@ -15,7 +15,7 @@ from bespoke_solvers import stages, toy  # noqa: E402, under the hook
 from bespoke_solvers.bank import Bank  # noqa: E402
 from bespoke_solvers.fitting import CHAIN, STEPS  # noqa: E402
 from bespoke_solvers.grids import WARPS  # noqa: E402
-from chains import CHAINED, GRIDS, SMALL, fit  # noqa: E402
+from chains import CHAINED, CLOSED, GRIDS, SMALL, fit  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def large(model):
 def few_steps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STEPS, "projection", 3)
-        patch.setitem(STEPS, "closed-form", GRIDS + 1)
-        patch.setattr(stages, "WARPS", WARPS[-GRIDS:])
+        patch.setitem(STEPS, "closed-form", CLOSED)
+        patch.setattr(stages, "WARPS", WARPS[len(WARPS) // 2 :][:GRIDS])
         yield
 
 

@@ -96,7 +96,7 @@ def exactly(model: Model, count: int = 8, first: int = 0, tolerance: float = 1e-
 
 def non_stationary(model: Model, nfe: int = 3) -> NonStationary:
     """The closed form's place to begin."""
-    return NonStationary(closed_form(warp(model, nfe, 0.07, 1.0, 0.8), [exactly(model)]).table.off(model))
+    return NonStationary(closed_form(warp(model, nfe, 0.07 * nfe, 1.0, 0.8), [exactly(model)]).table.off(model))
 
 
 def ones(batches: Sequence[Paths]) -> list[Tensor]:

@@ -20,7 +20,7 @@ def run(module: str, *arguments: object) -> str:
 def test_a_run_computes_only_what_is_missing(tmp_path):
     frontier = ["toy:checkerboard", *QUICK, "--store", tmp_path, "--method"]
     first = run("bench.frontier", *frontier, *METHODS[:3])
-    assert first.count("RMSE") == 4, "midpoint at 4, DPM-Solver++ at both, EDM-Heun at 5"
+    assert first.count("RMSE") == 6, "three methods at both, if with one evaluation less"
     file = tmp_path / "toy-checkerboard.jsonl"
     before = file.read_text()
     second = run("bench.frontier", *frontier, *METHODS)
@@ -42,5 +42,8 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
     printed = run("bench.tables", "--store", tmp_path, "--cost-at", 4, "--pictures", tmp_path / "pictures")
     best = min(records, key=lambda record: record["rmse"] if record["nfe"] == 4 else 1)
     assert f"**{best['rmse']:.4f} / {best['psnr']:.1f}**" in printed
-    assert "| midpoint |" in printed
+    used = {(record["method"], record["nfe"]): record.get("used") for record in records}
+    assert used["midpoint", 5] == used["midpoint", 4] == 4
+    assert used["edm-heun", 4] == 3
+    assert "(4) |" in printed
     assert (tmp_path / "pictures" / "toy-checkerboard.png").stat().st_size > 10_000

@@ -17,8 +17,9 @@ from bespoke_solvers.generic import baseline
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.schedules import VP, CondOT, Cosine
+from bespoke_solvers.stages import FINALISTS
 from bespoke_solvers.velocity import Counter, Model
-from chains import CHAINED, GRIDS, SMALL, entries, fit, on_choosing_set
+from chains import CHAINED, CLOSED, GRIDS, SMALL, entries, fit, on_choosing_set
 from problems import CENTRES, mixture
 
 pytestmark = pytest.mark.usefixtures("few_steps")
@@ -46,7 +47,7 @@ def test_the_table_is_that_of_the_best_iteration(chain, large, model):
 
 def test_each_stage_begins_as_the_one_before_ends(chain):
     closed, projected, end = (chain[name].fit["history"] for name in CHAIN)
-    assert [row[0] for row in closed] == [0, GRIDS + 1]
+    assert [row[0] for row in closed] == [0, CLOSED]
     assert projected[:2] == closed
     assert end[: len(projected)] == projected
     assert len(closed) < len(projected) < len(end)
@@ -149,7 +150,7 @@ def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
     solver = fit(model, bank, effort="high", **options)
     assert solver.fit["objective"] == "projection"
     assert solver.fit["paths"] == 32
-    assert solver.fit["iterations"] == GRIDS + 1 + 1
+    assert solver.fit["iterations"] == CLOSED + 1
     own = fit(model, bank, effort="high", **SMALL, objective="endpoint", start=solver.table, iterations=0)
     assert own.fit["objective"] == "endpoint"
     assert own.fit["paths"] == 16
@@ -161,7 +162,7 @@ def test_more_effort_is_more_work():
     assert low.paths < medium.paths < high.paths
     assert CHAIN.index(low.objective) < CHAIN.index(medium.objective) == CHAIN.index(high.objective)
     assert medium.steps < high.steps
-    assert low.steps == len(WARPS) + 1, "all grids, and the best of them to the end"
+    assert low.steps == len(WARPS) + FINALISTS, "all grids, and the best of them to the end"
 
 
 def test_evaluations_are_accounted_for(model):
@@ -178,8 +179,8 @@ def test_evaluations_are_accounted_for(model):
 
 
 def test_the_closed_form_costs_what_it_must(chain):
-    """Each grid once and one of them three times, at n evaluations for each path; and two validations."""
-    assert chain["closed-form"].fit["evaluations"]["forward"] == (GRIDS + 3) * 4 * 48 + 2 * 4 * 16
+    """Each grid once and the finalists three times, at n evaluations for each path; and two validations."""
+    assert chain["closed-form"].fit["evaluations"]["forward"] == (GRIDS + 3 * FINALISTS) * 4 * 48 + 2 * 4 * 16
 
 
 def test_no_gradient_of_the_network_is_needed(model, bank, whole):

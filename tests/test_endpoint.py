@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from bespoke_solvers.endpoint import EndPoint
+from bespoke_solvers.endpoint import EndPoint, main_directions, push_forward
 from bespoke_solvers.families import NonStationary, make
 from bespoke_solvers.metrics import mse
 from bespoke_solvers.regression import closed_form, errors, log_mean
@@ -72,13 +72,18 @@ def test_derivatives_on_other_domains_and_scales(model):
         torch.testing.assert_close(got, exact, rtol=1e-3, atol=1e-3 * exact.abs().max().item())
 
 
+def cost(moving, n, dimensions=3):
+    """The n evaluations of the run; at each stage one along each direction its y may move in, and one along its t."""
+    return n + sum(min(before_y, dimensions) + t for before_y, t in moving)
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_stages_before_the_first_that_moves_cost_nothing(batches, n):
-    """t_k and a_k, n - k each; a row k of b has k numbers, n - k each; and the n of the run itself."""
+def test_a_stage_costs_what_moves_there_and_no_more_than_the_dimensions(batches, n):
+    """y_k moves with the times before k and with rows 0 to k, which have 1, 2, ..., k + 1 numbers."""
     batches, counter = counted(batches)
     problem = EndPoint(NonStationary(full_table(n)), batches)
     list(problem.linearise(problem.start(), ones(batches), 1e-3))
-    expected = n + 2 * sum(n - k for k in range(n)) + sum(k * (n - k) for k in range(1, n))
+    expected = cost([(k + (k + 1) * (k + 2) // 2, 1) for k in range(n)], n)
     assert counter.calls == 2 * expected
     assert counter.evaluations == 16 * expected
 
@@ -89,8 +94,60 @@ def test_a_held_start_costs_nothing(batches):
     problem = EndPoint(NonStationary(full_table(n), learn_start=False), batches)
     assert len(problem.start()) == 2 * n - 1 + n * (n + 1) // 2
     list(problem.linearise(problem.start(), ones(batches), 1e-3))
-    expected = n + 2 * sum(n - k for k in range(1, n)) + sum(k * (n - k) for k in range(1, n))
+    expected = cost([(0, 0)] + [(k - 1 + (k + 1) * (k + 2) // 2 - 1, 1) for k in range(1, n)], n)
     assert counter.calls == 2 * expected
+
+
+def smooth_problem(dimensions=12):
+    """A velocity that bends in all dimensions, less and less."""
+    scales = 0.6 ** torch.arange(dimensions, dtype=F64)
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(dimensions, dimensions, generator=generator, dtype=F64) / dimensions**0.5
+    model = Model(
+        velocity=lambda t, x: torch.tanh(x @ mixing) * scales - t * x, shape=(dimensions,), schedule=CondOT(), dtype=F64
+    )
+    return exactly(model)
+
+
+def test_few_directions_come_close_to_all():
+    """The error falls with their number, to nothing where there are as many as dimensions."""
+    batch = smooth_problem()
+    problem = EndPoint(NonStationary(full_table(6)), [batch])
+    theta = problem.start()
+    exact = torch.autograd.functional.jacobian(
+        lambda theta: sample(problem.table(theta), batch.model.bind(), batch.noise.x0), theta
+    ).movedim(-1, 0)
+    tangents = problem.tangents(theta)
+    off = [
+        ((push_forward(problem.table(theta), tangents, batch, 1e-6, few).dy - exact).norm() / exact.norm()).item()
+        for few in (1, 3, 6, 12)
+    ]
+    assert off == sorted(off, reverse=True)
+    assert off[2] < 0.02
+    assert off[3] < 1e-5
+
+
+def test_few_directions_bound_the_cost():
+    (batch,), counter = counted([smooth_problem()])
+    problem = EndPoint(NonStationary(full_table(6)), [batch])
+    theta = problem.start()
+    push_forward(problem.table(theta), problem.tangents(theta), batch, 1e-3, 4)
+    assert counter.calls == 6 + 6 + 1 + 5 * 4
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_main_directions_span_what_they_can(count):
+    generator = torch.Generator().manual_seed(0)
+    plane = torch.randn(2, 4, 6, generator=generator, dtype=F64)
+    vectors = torch.einsum("mr,rbd->mbd", torch.randn(count, 2, generator=generator, dtype=F64), plane)
+    vectors = torch.cat([vectors, torch.zeros(1, 4, 6, dtype=F64)]).reshape(count + 1, 4, 2, 3)
+    basis, coefficients = main_directions(vectors, 3)
+    assert len(basis) == min(count, 3), "a vector that does not move needs no direction"
+    flat = basis.flatten(2)
+    torch.testing.assert_close(
+        torch.einsum("rbd,sbd->brs", flat, flat), torch.eye(len(basis), dtype=F64).expand(4, -1, -1)
+    )
+    torch.testing.assert_close(torch.einsum("mbr,rb...->mb...", coefficients, basis), vectors)
 
 
 @pytest.mark.parametrize("difference", [1e-3, 1e-1])

@@ -8,11 +8,13 @@ import torch
 from bespoke_solvers import toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.families import NonStationary
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.grids import warp
+from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths, solve
-from bespoke_solvers.regression import closed_form, errors, fit_rows, log_mean, on_disk, sample_weights
+from bespoke_solvers.regression import PASSES, closed_form, errors, fit_rows, log_mean, on_disk, sample_weights
 from bespoke_solvers.schedules import EDM, CondOT, Cosine
+from bespoke_solvers.stages import FINALISTS, ClosedForm
 from bespoke_solvers.table import sample, states
 from bespoke_solvers.velocity import Counter, Ends, Model, Noise, map_condition
 from problems import CENTRES, F64, STD, mixture, model_of, ones
@@ -152,7 +154,7 @@ def test_weighted_passes_serve_most_samples_better():
     model = toy.digits()
     bank = Bank(model, batch_size=32)
     batches, held = [bank.paths(0, 0)], held_out(bank, "choose", 0, 64)
-    t = warp(model, 8, 0.07, 1.0, 0.8)
+    t = warp(model, 8, 8 * 0.07, 1.0, 0.8)
     tables = [closed_form(t, batches, passes).table for passes in (1, 3)]
     psnr = [held.quality(table, model).psnr for table in tables]
     median = [(held.sample(table, model) - held.x1).square().flatten(1).mean(1).median() for table in tables]
@@ -265,3 +267,22 @@ def test_a_tensor_on_disk_leaves_no_file(tmp_path, monkeypatch):
     maps = Path("/proc/self/maps")
     if maps.exists():
         assert str(tmp_path) in maps.read_text(), "the numbers lie in the file, not in memory"
+
+
+@pytest.mark.parametrize("learn_start", [True, False])
+def test_the_stage_keeps_the_best_of_the_best_grids(learn_start):
+    model = model_of(mixture(CondOT()))
+    batches = [exactly(model, 16)]
+    family = NonStationary(baseline("euler", 3), learn_start=learn_start)
+    stage = ClosedForm(family, batches)
+    while not stage.finished:
+        stage.step()
+    grids = WARPS if learn_start else [(0.0, p, q) for c, p, q in WARPS if c == WARPS[0][0]]
+    assert len(stage.tried) == len(grids) + FINALISTS
+
+    def loss(grid, passes):
+        return log_mean(errors(closed_form(warp(model, 3, *grid), batches, passes).samples, batches))
+
+    finalists = sorted(grids, key=lambda grid: loss(grid, 1))[:FINALISTS]
+    best = min(finalists, key=lambda grid: loss(grid, PASSES))
+    torch.testing.assert_close(family().on(model).t, warp(model, 3, *best))

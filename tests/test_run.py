@@ -13,7 +13,7 @@ from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.stages import Adam, ClosedForm
 from bespoke_solvers.velocity import Counter
-from chains import CHAINED, GRIDS, SMALL, entries, fit
+from chains import CHAINED, CLOSED, SMALL, entries, fit
 
 pytestmark = pytest.mark.usefixtures("few_steps")
 
@@ -102,7 +102,7 @@ def test_what_a_stage_spoils_is_not_kept(model, large, chain, monkeypatch):
     monkeypatch.setattr(GaussNewton, "step", spoil)
     spoilt = fit(model, large, **CHAINED | {"nfe": 4, "paths": 48})
     assert len(spoilt.fit["history"]) == 2 + 3 + 3
-    assert spoilt.fit["best_iteration"] == GRIDS + 1
+    assert spoilt.fit["best_iteration"] == CLOSED
     assert torch.equal(entries(spoilt), entries(chain["closed-form"]))
 
 
@@ -129,7 +129,7 @@ def test_a_stage_may_not_lose_what_the_one_before_gained(model, bank, monkeypatc
     given = [(0.2, 20.0), (0.1, 30.0), (0.05, 40.0), (0.07, 42.0), (1.0, 1.0), (1.0, 1.0)]
     monkeypatch.setattr(HeldOut, "quality", lambda *_: Quality(*given.pop(0)))
     monkeypatch.setitem(STEPS, "projection", 1)
-    assert fit(model, bank, **CHAINED | {"iterations": 1}).fit["best_iteration"] == GRIDS + 2
+    assert fit(model, bank, **CHAINED | {"iterations": 1}).fit["best_iteration"] == CLOSED + 1
     assert not given
 
 
@@ -157,7 +157,7 @@ def test_a_start_that_goes_astray_is_left(model, bank, monkeypatch, tmp_path):
 
     monkeypatch.setattr(HeldOut, "quality", astray)
     solver = fit(model, bank, **SMALL, objective="closed-form")
-    assert solver.fit["best_iteration"] == GRIDS + 1
+    assert solver.fit["best_iteration"] == CLOSED
     assert solver.validation["baseline_rmse"] is None
     assert solver.validation["rmse"] < 0.1
     solver.save(tmp_path / "s.json")

@@ -12,8 +12,10 @@ from bespoke_solvers.families import Family
 from bespoke_solvers.gauss_newton import Linearised, Problem
 from bespoke_solvers.metrics import norm
 from bespoke_solvers.reference import Paths
-from bespoke_solvers.table import Table, combine, sample, states
+from bespoke_solvers.table import Table, sample, states
 from bespoke_solvers.velocity import Model, Velocity
+
+DIRECTIONS = 16  # along which a stage's u is differentiated in each sample
 
 
 class EndPoint(Problem):
@@ -44,8 +46,8 @@ class EndPoint(Problem):
         table = self.table(theta)
         return [sample(table, paths.model.bind(paths.noise.condition), paths.noise.x0) for paths in self.batches]
 
-    def linearise(self, theta: Tensor, weights: list[Tensor], difference: float) -> Iterator[Linearised]:
-        """Tangents go through the table exactly, and through u by differences."""
+    def tangents(self, theta: Tensor) -> "Tangents":
+        """How the table moves with each number of theta."""
 
         def numbers(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             table = self.table(theta)
@@ -53,24 +55,31 @@ class EndPoint(Problem):
 
         with torch.enable_grad():
             jacobian = torch.autograd.functional.jacobian(numbers, theta, vectorize=True)  # type: ignore[no-untyped-call]
-        tangents = [Tangent(*(part[..., i] for part in jacobian)) for i in range(len(theta))]
+        return Tangents(*(part.movedim(-1, 0) for part in jacobian))
+
+    def linearise(self, theta: Tensor, weights: list[Tensor], difference: float) -> Iterator[Linearised]:
+        """Tangents go through the table exactly, and through u by differences."""
+        table, tangents = self.table(theta), self.tangents(theta)
         for paths in self.batches:
-            yield push_forward(self.table(theta), tangents, paths, difference)
+            yield push_forward(table, tangents, paths, difference)
 
 
-class Tangent(NamedTuple):
-    """A direction in the space of tables."""
+class Tangents(NamedTuple):
+    """Directions in the space of tables."""
 
-    dt: Float[Tensor, " n"]
-    da: Float[Tensor, " n+1"]
-    db: Float[Tensor, "n+1 n"]
+    dt: Float[Tensor, "m n"]
+    da: Float[Tensor, "m n+1"]
+    db: Float[Tensor, "m n+1 n"]
 
 
-def push_forward(table: Table, tangents: Sequence[Tangent], paths: Paths, difference: float) -> Linearised:
+def push_forward(
+    table: Table, tangents: Tangents, paths: Paths, difference: float, directions: int = DIRECTIONS
+) -> Linearised:
     """y_n, and how it moves when the table moves along each of the tangents.
 
-    dy_k = da_k x0 + sum_j db_kj u_j + b_kj du_j, and du_k is the derivative of u at (t_k, y_k) along (dt_k, dy_k): one
-    evaluation for each stage from the first one that moves.
+    dy_k = da_k x0 + sum_j db_kj u_j + b_kj du_j, and du_k is the derivative of u at (t_k, y_k) along (dt_k, dy_k). The
+    tangents are many, but a sample's dy_k lie close to a few `directions`: u is evaluated along those, and the part of
+    a dy_k outside of them is taken not to move u_k.
     """
     x0, u = paths.noise.x0, paths.model.bind(paths.noise.condition)
     us: list[Tensor] = []
@@ -80,18 +89,38 @@ def push_forward(table: Table, tangents: Sequence[Tangent], paths: Paths, differ
         return us[-1]
 
     *ys, y_n = states(table, kept, x0)
-    columns = []
-    for dt, da, db in tangents:
-        dus: dict[int, Tensor] = {}  # those that are not zero
-        for k in range(table.nfe + 1):
-            dy = combine(da[k], db[k], x0, us[:k]) if da[k] or db[k].any() else torch.zeros_like(x0)
-            for j, du in dus.items():
-                dy = dy + table.b[k, j].to(x0) * du
-            if k < table.nfe and (dt[k] or dy.any()):
-                at = table.t[k].to(x0), ys[k], us[k]
-                dus[k] = _along(paths.model, u, *at, dt[k].to(x0), dy, difference)
-        columns.append(dy)
-    return Linearised(y_n, torch.stack(columns))
+    t, b, dt, da, db = (part.to(x0) for part in (table.t, table.b, *tangents))
+    along: list[tuple[Tensor, Tensor]] = []  # of u_0, u_1, ...: derivatives, and their weights in each du
+    for k in range(table.nfe + 1):
+        dy = torch.einsum("m,b...->mb...", da[:, k], x0)
+        for j, (derivatives, weights) in enumerate(along):
+            dy += torch.einsum("m,b...->mb...", db[:, k, j], us[j])
+            dy += b[k, j] * torch.einsum("mbr,rb...->mb...", weights, derivatives)
+        if k == table.nfe:
+            break
+        basis, weights = main_directions(dy, directions)
+        moves = [(torch.zeros_like(t[k]), direction) for direction in basis]
+        if dt[:, k].any():
+            moves.append((torch.ones_like(t[k]), torch.zeros_like(x0)))
+            weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
+        found = [_along(paths.model, u, t[k], ys[k], us[k], *move, difference) for move in moves]
+        along.append((torch.stack(found) if found else x0.new_empty(0, *x0.shape), weights))
+    return Linearised(y_n, dy)
+
+
+def main_directions(
+    dy: Float[Tensor, "m b *shape"], most: int
+) -> tuple[Float[Tensor, "r b *shape"], Float[Tensor, "m b r"]]:
+    """An orthonormal basis for each sample that spans the m vectors, or nearly where they are more than `most`; and
+    their coefficients. It spans random combinations of them (the range finder of Halko, Martinsson & Tropp 2011)."""
+    vectors = dy.flatten(2)
+    spanning = vectors[vectors.flatten(1).any(1)]
+    most = min(most, vectors.shape[-1])
+    if len(spanning) > most:
+        mixing = torch.randn(most, len(spanning), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        spanning = torch.einsum("rm,mbd->rbd", mixing.to(dy), spanning)
+    basis = torch.linalg.qr(spanning.permute(1, 2, 0)).Q
+    return basis.permute(2, 0, 1).reshape(-1, *dy.shape[1:]), torch.einsum("mbd,bdr->mbr", vectors, basis)
 
 
 def _along(model: Model, u: Velocity, t: Tensor, y: Tensor, u_y: Tensor, dt: Tensor, dy: Tensor, by: float) -> Tensor:

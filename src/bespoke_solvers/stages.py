@@ -14,6 +14,7 @@ from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean
 
+FINALISTS = 3  # of the closed form's time grids
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
 
 
@@ -91,14 +92,14 @@ class Adam(Stage):
 
 
 class ClosedForm(Stage):
-    """Rows in closed form: a handful of time grids with equal weights, then the best of them with all passes."""
+    """Rows in closed form: a handful of time grids with equal weights, then the best few of them with all passes."""
 
     differentiates = False
 
     def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
         self.family, self.batches = family, batches
-        self.warps = [warp for warp in WARPS if family.learn_start or warp[0] == 0]
-        self.every = len(self.warps) + 1
+        self.warps = WARPS if family.learn_start else list(dict.fromkeys((0.0, p, q) for _, p, q in WARPS))
+        self.every = len(self.warps) + min(FINALISTS, len(self.warps))
         self.tried: list[float] = []
 
     @property
@@ -107,13 +108,13 @@ class ClosedForm(Stage):
         return len(self.tried) == self.every
 
     def step(self) -> float:
-        """Try one more grid, or fit the best one to the end."""
-        model, last = self.batches[0].model, len(self.tried) == len(self.warps)
-        chosen = self.tried.index(min(self.tried)) if last else len(self.tried)
+        """Try one more grid, or fit the next one of the best to the end."""
+        model, n, index = self.batches[0].model, len(self.warps), len(self.tried)
+        chosen = index if index < n else sorted(range(n), key=self.tried.__getitem__)[index - n]
         t = warp(model, self.family.nfe, *self.warps[chosen])
-        rows = closed_form(t, self.batches, PASSES if last else 1)
+        rows = closed_form(t, self.batches, 1 if index < n else PASSES)
         self.tried.append(log_mean(errors(rows.samples, self.batches)))
-        if last:
+        if index >= n and self.tried[-1] <= min(self.tried[n:]):
             self.family.load_table(rows.table.off(model))
         return self.tried[-1]
 
