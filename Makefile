@@ -25,7 +25,8 @@ lint: install
 	$(BIN)/mypy
 
 bench: install
-	$(BIN)/python -m bench.toy_paper
+	$(BIN)/python -m bench.frontier toy:digits --nfe 5 8 10 --samples 1024 --store out/bench
+	$(BIN)/python -m bench.tables --store out/bench
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist out

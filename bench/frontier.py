@@ -34,6 +34,7 @@ GAUSS_NEWTON: dict[str, dict[str, Any]] = {
 }
 HIGH = "ns, high effort"
 TRANSFERRED = "ns, fitted in float32"  # the default's table of the network in float32, used in half precision
+REFINED = "ns, fitted in float32, then here"
 LEARNED = (*ADAM, *GAUSS_NEWTON, *CHAIN, HIGH)
 
 
@@ -76,7 +77,7 @@ class Frontier:
             steps = GAUSS_NEWTON[method]["iterations"]
         elif method in CHAIN:
             steps = EFFORTS["medium"].steps if method == DEFAULT else STEPS[CHAIN[method]]
-        elif method == TRANSFERRED:
+        elif method in (TRANSFERRED, REFINED):
             return self.budget(DEFAULT)
         elif method == HIGH:
             paths, steps = EFFORTS["high"].paths, EFFORTS["high"].steps
@@ -85,10 +86,13 @@ class Frontier:
         return f"{paths} paths, {steps} steps"
 
     def measure(self, method: str, nfe: int) -> dict[str, Any] | None:
-        """The record of a cell; None where the method cannot have that NFE, nor one less."""
+        """The record of a cell; None where the method cannot have so few evaluations."""
         options = self.options
         if method == TRANSFERRED:
-            return self.transferred(nfe)
+            return self.quality(self.transferred(nfe))
+        if method == REFINED:
+            refined = {"objective": "endpoint", "iterations": EFFORTS["medium"].steps, "paths": options.paths}
+            return self.fit(nfe, refined | {"start": self.transferred(nfe)}).record
         if method in CHAIN:
             return self.chained(method, nfe).record
         if method not in LEARNED:
@@ -104,8 +108,8 @@ class Frontier:
 
     def best_grid(self, method: str, nfe: int) -> dict[str, Any] | None:
         """A solver that is not fitted, on the time grid that is best on the choosing set."""
-        used = nfe if dedicated.possible(method, nfe) else nfe - 1
-        found = portfolio.best([method], used, self.model, self.choose) if used else None
+        used = next((used for used in range(nfe, 0, -1) if dedicated.possible(method, used)), nfe)
+        found = portfolio.best([method], used, self.model, self.choose)
         return found and {"name": found.name, "used": used, **self.quality(found.table)}
 
     def quality(self, table: Table) -> dict[str, Any]:
@@ -116,13 +120,13 @@ class Frontier:
             "reference_error": self.report.own_error,
         }
 
-    def transferred(self, nfe: int) -> dict[str, Any]:
+    def transferred(self, nfe: int) -> Table:
         """The table that was fitted to the network in full precision, from the store."""
         wanted = self.key(DEFAULT, nfe) | {"model": full_precision(self.name)}
         record = self.store.records.get(tuple(wanted[name] for name in KEY))
-        if record is None or record["table"] is None:
+        if record is None:
             raise SystemExit(f"{TRANSFERRED} needs the cell {wanted} with its table in the store; compute it first")
-        return self.quality(Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab")))
+        return Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab"))
 
     def chained(self, method: str, nfe: int) -> Fitted:
         """A stage of the default, begun where the one before it ended, which is measured, too."""
@@ -186,6 +190,8 @@ def main() -> None:
     parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
+    if options.paths % options.batch_size:
+        parser.error(f"{options.paths} paths are no multiple of the batch size, {options.batch_size}")
     torch.backends.cudnn.benchmark = True
     store, started = Store(options.store), time.monotonic()
     for name in options.model:

@@ -7,6 +7,7 @@ drawn from the store alone.
 import datetime
 import json
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ class Store:
             if found is None:
                 return None
             record = key | found | _circumstances()
-            with (self.folder / f"{key['model'].replace(':', '-')}.jsonl").open("a") as file:
+            with (self.folder / f"{re.sub('[:@]', '-', key['model'])}.jsonl").open("a") as file:
                 file.write("\n" * _is_cut(file) + json.dumps(record, allow_nan=False) + "\n")
             self.records[values] = record
             rmse = "astray" if record["rmse"] is None else f"{record['rmse']:.4f}"

@@ -4,16 +4,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bench.frontier import DEFAULT, LEARNED, TRANSFERRED
+from bench.frontier import DEFAULT, LEARNED, REFINED, TRANSFERRED
 from bench.store import Store
 from bespoke_solvers import pictures
 from bespoke_solvers.dedicated import NAMES
 
-ORDER = [*NAMES, *LEARNED, TRANSFERRED]
+ORDER = [*NAMES, *LEARNED, TRANSFERRED, REFINED]
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """RMSE / PSNR against NFE in Markdown, the best of each column bold; (4) where a method had 4 NFE instead."""
+    """RMSE / PSNR against NFE in Markdown, the best of each column bold; (4) where a method had only 4."""
     columns = sorted({record["nfe"] for record in records})
     best = {nfe: min(r["rmse"] for r in records if r["nfe"] == nfe and r["rmse"] is not None) for nfe in columns}
     lines = ["| method | budget | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |"]

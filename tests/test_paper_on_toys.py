@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
+METHODS = ["euler", "midpoint", "rk1-bespoke, bound", "rk2-bespoke, bound"]
+SETTINGS = ["--samples", "1024", "--batch-size", "32", "--tolerance", "1e-5"]
+
 
 @pytest.mark.parametrize(
     ("name", "at_most"), [("toy:digits", 0.75), ("toy:digits-fm-v-cs", 0.40), ("toy:digits-vp", 0.25)]
 )
 def test_rk2_bespoke_beats_the_others(name, at_most, tmp_path):
     """In a process of its own: the shape checks of the tests would make these fits several times slower."""
-    subprocess.run(
-        [sys.executable, "-m", "bench.toy_paper", "--model", name, "--json", tmp_path / "figures.json"],
-        cwd=Path(__file__).parent.parent,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    rows = json.loads((tmp_path / "figures.json").read_text())[name]
-    assert sorted(rows) == ["10", "8"]
-    for found in rows.values():
-        assert found["rk2-bespoke"] <= at_most * found["midpoint"]
-        assert found["rk2-bespoke"] < min(found["euler"], found["midpoint"])
-        assert found["rk2-bespoke"] < found["rk1-bespoke"]
+    command = ["-m", "bench.frontier", name, "--nfe", "8", "10", *SETTINGS, "--store", tmp_path, "--method", *METHODS]
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, *command], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+    (file,) = tmp_path.iterdir()
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    rmse = {(record["nfe"], record["method"]): record["rmse"] for record in records}
+    for nfe in (8, 10):
+        rk1, rk2, rk1_bespoke, rk2_bespoke = (rmse[nfe, method] for method in METHODS)
+        assert rk2_bespoke <= at_most * rk2
+        assert rk2_bespoke < min(rk1, rk2, rk1_bespoke)

@@ -1,7 +1,8 @@
 """Damped Gauss-Newton steps on the end point, E log MSE(y_n, x(1)), from evaluations of u alone.
 
 The residual x(1) - y_n has thousands of entries in each sample, theta has tens of numbers. Its Jacobian is taken by
-differences of u, so that no gradient of the network is needed. log MSE is minimised by weighting the squares with 1 / (MSE + median MSE).
+differences of u, so that no gradient of the network is needed. log MSE is minimised by weighting the squares with
+1 / (MSE + median MSE).
 """
 
 import math
