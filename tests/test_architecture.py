@@ -40,6 +40,7 @@ LAYERS = [
     "fitting",
     "pictures",
     "comparison",
+    "adapters",
     "models",
     "cli",
 ]

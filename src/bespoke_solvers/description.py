@@ -2,15 +2,27 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bespoke_solvers.precision import full_float32
+from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine, DiscreteVP, Schedule
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model, expand
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    maker.__name__: maker for maker in (CondOT, Cosine, VP, EDM, DiscreteVP)
+}
+
+
+def schedule_of(described: dict[str, Any]) -> Schedule | None:
+    """The schedule of a description, such as {"name": "VP", "B": 20, "b": 0.1}; None for one from elsewhere."""
+    maker = SCHEDULES.get(described.get("name", ""))
+    parameters = {name: tuple(v) if isinstance(v, list) else v for name, v in described.items() if name != "name"}
+    return maker and maker(**parameters)
 
 
 def describe(model: Model) -> dict[str, Any]:

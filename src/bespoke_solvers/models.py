@@ -1,4 +1,4 @@
-"""A model from its name: `toy:NAME`, or `package.module:function` of one's own."""
+"""A model from its name: `toy:NAME`, a folder of diffusers, or `package.module:function` of one's own."""
 
 import importlib
 import inspect
@@ -7,19 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bespoke_solvers import toy
+from bespoke_solvers.adapters import diffusers
 from bespoke_solvers.velocity import Model
 
 
-def resolve(name: str) -> Model:
-    """The named model. Modules are looked up in the current directory, too."""
+def resolve(name: str, guidance: float | None = None) -> Model:
+    """The named model. Modules are looked up in the current directory, too; a folder's model is on the GPU, if any."""
+    if Path(name).is_dir():
+        return diffusers.load(Path(name), guidance=guidance, device="cuda" if torch.cuda.is_available() else "cpu")
+    if guidance is not None:
+        raise ValueError(f"guidance {guidance:g} is for models in diffusers' folders; {name} brings its own, or none")
     if name.startswith("toy:"):
         return toy.load(name)
     module, colon, function = name.replace(".py:", ":").partition(":")
     if not (colon and module and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError(
-            f"unknown model {name!r}; expected toy:digits, toy:checkerboard or package.module:function, which "
-            "takes no arguments and returns a bespoke_solvers.Model"
+            f"unknown model {name!r}; expected toy:digits, toy:checkerboard, a folder of diffusers, or "
+            "package.module:function, which takes no arguments and returns a bespoke_solvers.Model"
         )
     make = _function(module, function)
     required = [

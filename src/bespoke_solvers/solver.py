@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespoke_solvers.description import close, describe, differences, in_words, network_time
+from bespoke_solvers.description import close, describe, differences, in_words, network_time, schedule_of
 from bespoke_solvers.files import write_atomically
-from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine, DiscreteVP
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Velocity
 
 FORMAT, VERSION = "bespoke-solver", 1
-SCHEDULES = {maker.__name__: maker for maker in (CondOT, Cosine, VP, EDM, DiscreteVP)}
 
 
 @dataclass(frozen=True)
@@ -119,12 +117,10 @@ def _digest(table: Table, theta: dict[str, Any]) -> str:
 
 def _log_snr(model: dict[str, Any], t: Tensor) -> list[float | None] | None:
     """The log-snr at each time, None where it is infinite; None as a whole for a schedule from elsewhere."""
-    parameters = dict(model.get("schedule", {}))
-    maker = SCHEDULES.get(parameters.pop("name", ""))
-    if maker is None:
+    schedule = schedule_of(model.get("schedule", {}))
+    if schedule is None:
         return None
-    parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in parameters.items()}
-    return [value if math.isfinite(value) else None for value in maker(**parameters).log_snr(t).tolist()]
+    return [value if math.isfinite(value) else None for value in schedule.log_snr(t).tolist()]
 
 
 def _dump(value: Any, indent: int = 0) -> str:

@@ -12,8 +12,12 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), or package.module:function",
+        help="toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), a folder of diffusers, or "
+        "package.module:function",
     ),
+]
+Guidance = Annotated[
+    float | None, typer.Option(help="Scale of classifier-free guidance; for class-conditional folders of diffusers.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 

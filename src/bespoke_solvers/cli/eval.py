@@ -7,7 +7,7 @@ import typer
 
 from bespoke_solvers import comparison, dedicated
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_folder, solvers
+from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, numbers, output_folder, solvers
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
 
@@ -29,10 +29,11 @@ def eval(
     bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again; by default OUT/bank.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    guidance: Guidance = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures."""
-    found, resolved = solvers(solver), resolve(model)
+    found, resolved = solvers(solver), resolve(model, guidance)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
     methods = comparison.methods(found, names, numbers(nfe), resolved)

@@ -1,5 +1,6 @@
 """bespoke fit."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,7 +8,7 @@ import typer
 
 from bespoke_solvers import dedicated, families, fitting, portfolio
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cli.common import ModelName, Quiet, in_figures, numbers, output_file
+from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, in_figures, numbers, output_file
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
 from bespoke_solvers.solver import save
@@ -49,6 +50,7 @@ def fit(
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    guidance: Guidance = None,
     quiet: Quiet = False,
 ) -> None:
     """Make a solver for MODEL. An interrupted fit goes on where it was when the same command is given again."""
@@ -57,13 +59,13 @@ def fit(
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
     if fresh and paths is not None:
         raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
-    resolved = resolve(model)
+    resolved = resolve(model, guidance)
     learners = {n: families.make(family, n, learn) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
         if start not in (None, "best"):
             dedicated.baseline(start, n, resolved)
-    folder = bank or out.parent / (model.replace(":", "-").replace(".", "-") + ".bank")
+    folder = bank or out.parent / (re.sub("[:.]", "-", Path(model).name) + ".bank")
     if dry_run:
         typer.echo(f"model       {model}: samples of {resolved.shape}, {resolved.prediction}, {resolved.schedule}")
         for n, learner in learners.items():

@@ -9,7 +9,7 @@ from safetensors.torch import save as to_bytes
 from tqdm.auto import tqdm
 
 from bespoke_solvers import pictures
-from bespoke_solvers.cli.common import ModelName, Quiet, numbers, output_file
+from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, numbers, output_file
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.models import resolve
 from bespoke_solvers.solver import load
@@ -22,12 +22,13 @@ def sample(
     seeds: Annotated[str, typer.Option(help="One sample for each, for example 0-63 or 1,2,5.")] = "0-63",
     nfe: Annotated[int | None, typer.Option(help="Which table of a file with several.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 64,
+    guidance: Guidance = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw samples of MODEL with a solver."""
     output_file(out, ".png", ".safetensors")
     chosen, loaded = numbers(seeds), load(solver, nfe)
-    resolved = resolve(model)
+    resolved = resolve(model, guidance)
     loaded.check(resolved)
     if out.suffix == ".png":
         pictures.check_drawable(resolved.shape)

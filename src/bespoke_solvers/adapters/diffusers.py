@@ -1,0 +1,131 @@
+"""Models in diffusers' folders: a U-Net, and the scheduler's configuration that says what it predicts on which path.
+
+diffusers' times begin at the data. The network of a discrete schedule gets the index k = N (1 - t) - 1; that of a flow
+gets 1000 (1 - t) and predicts noise - data, the velocity with the other sign.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespoke_solvers.description import schedule_of
+from bespoke_solvers.schedules import CondOT, DiscreteVP, Schedule
+from bespoke_solvers.velocity import Model, guided
+
+PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "x-start"}
+SCHEDULER = "scheduler_config.json"
+CARD = "bespoke.json"  # the meaning of a model that `bespoke pretrain` made, beside its config.json
+
+
+class Meaning(NamedTuple):
+    """What a network's output is, on which path, and the time that it gets at t.
+
+    classes: labels to draw from; one more, the last, is that of no class, if the network has it.
+    """
+
+    prediction: str
+    schedule: Schedule
+    network_time: Callable[[Tensor], Tensor]
+    sign: float = 1.0
+    domain: tuple[float, float] | None = None
+    classes: int | None = None
+
+
+def load(folder: Path, *, guidance: float | None = None, device: str | torch.device = "cpu") -> Model:
+    """The model of a folder: a pipeline of a U-Net and a scheduler, or a U-Net with a scheduler's configuration.
+
+    guidance: the scale of classifier-free guidance, for a network that was trained with a label for "no class".
+    """
+    unet = folder / "unet" if (folder / "model_index.json").is_file() else folder
+    config = _json(unet / "config.json")
+    if config.get("_class_name") != "UNet2DModel":
+        raise ValueError(f"{unet} holds a {config.get('_class_name')}; expected a UNet2DModel of diffusers")
+    meaning = _meaning(folder, unet)
+    labels = config.get("num_class_embeds") or 0
+    classes = labels if meaning.classes is None else meaning.classes
+    if guidance is not None and classes == labels:
+        raise ValueError(f"guidance {guidance:g} needs a label for no class, which {folder} is not known to have")
+    from diffusers import UNet2DModel
+
+    network: Any = UNet2DModel.from_pretrained(unet, torch_dtype=torch.float32, low_cpu_mem_usage=False)  # type: ignore[no-untyped-call]
+    network = network.to(device).eval().requires_grad_(False)
+
+    def output(time: Tensor, x: Tensor, *label: Tensor) -> Tensor:
+        found: Tensor = network(x, time, class_labels=label[0] if label else None).sample
+        return meaning.sign * found
+
+    size = config["sample_size"]
+    return Model.from_network(
+        output if guidance is None else guided(output, torch.tensor(classes), guidance),
+        prediction=meaning.prediction,
+        schedule=meaning.schedule,
+        network_time=meaning.network_time,
+        domain=meaning.domain,
+        shape=(config["in_channels"], *(size if isinstance(size, list) else (size, size))),
+        draw_condition=(lambda generator: torch.randint(classes, (), generator=generator)) if labels else None,
+        guidance=guidance,
+        device=device,
+    )
+
+
+def meaning_of(config: dict[str, Any]) -> Meaning:
+    """What the configuration of a diffusers scheduler says of the network that it was made for."""
+    import diffusers
+
+    name, predicted = config.get("_class_name", ""), config.get("prediction_type", "epsilon")
+    if name.startswith("FlowMatch"):
+        last = config.get("num_train_timesteps", 1000)
+        return Meaning("flow", CondOT(), lambda t: last * (1 - t), sign=-1.0)
+    made: Any = getattr(diffusers, name).from_config(config) if hasattr(diffusers, name) else None
+    if predicted not in PREDICTIONS or not hasattr(made, "alphas_cumprod"):
+        raise ValueError(
+            f"got a scheduler {name!r} with prediction_type {predicted!r}; expected a FlowMatch scheduler, or one with "
+            f"alphas_cumprod, such as DDPMScheduler, and {', '.join(PREDICTIONS)}"
+        )
+    schedule = DiscreteVP(tuple(made.alphas_cumprod.double().tolist()))
+    count = len(schedule.alphas_cumprod)
+    return Meaning(PREDICTIONS[predicted], schedule, lambda t: count * (1 - t) - 1)
+
+
+def _meaning(folder: Path, unet: Path) -> Meaning:
+    """From the card of `bespoke pretrain`, or from the scheduler."""
+    if (unet / CARD).is_file():
+        card = _json(unet / CARD)
+        try:
+            schedule, last = schedule_of(card["schedule"]), card["timesteps"]
+            assert schedule is not None
+            return Meaning(
+                card["prediction"],
+                schedule,
+                lambda t: last * (1 - t),
+                sign=card["sign"],
+                domain=tuple(card["domain"]),
+                classes=card["classes"],
+            )
+        except (KeyError, TypeError, AssertionError) as error:
+            raise ValueError(f"{unet / CARD} is damaged, or not a card of bespoke pretrain: {error!r}") from error
+    if unet != folder:
+        parts = {name for name, value in _json(folder / "model_index.json").items() if isinstance(value, list)}
+        if others := parts - {"unet", "scheduler"}:
+            raise ValueError(f"the pipeline {folder} has {', '.join(sorted(others))}; expected a U-Net and a scheduler")
+    for config in (folder / "scheduler" / SCHEDULER, folder / SCHEDULER):
+        if config.is_file():
+            return meaning_of(_json(config))
+    raise ValueError(
+        f"{folder} has no {SCHEDULER} to say what its network predicts; save its scheduler there, or write a function "
+        "that returns a bespoke_solvers.Model"
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not there, or no configuration of diffusers: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; expected a configuration of diffusers")
+    return content
