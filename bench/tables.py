@@ -77,6 +77,7 @@ def main() -> None:
                 r | {"method": f"{r['method']} ({r['budget']})"} if len(budgets[r["method"]]) > 1 else r
                 for r in records
             ]
+            lines = [r | {"nfe": r.get("used", r["nfe"])} for r in lines]
             figure = pictures.errors_against_nfe(lines, DEFAULT)
             pictures.save(figure, options.pictures / f"{model.replace(':', '-')}.png")
 
