@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Int64, UInt8
 
 from bespoke_solvers.sources import Portion, Source, blaming
 
@@ -84,17 +84,17 @@ def _binary(content: bytes, name: str) -> Portion:
     if count == RECORDS and found != MD5[name]:
         warnings.warn(f"{name} has the MD5 sum {found}, CIFAR-10's own has {MD5[name]}: a changed file?", stacklevel=2)
     records = np.frombuffer(content, np.uint8).reshape(count, length)
-    return _portion(records[:, 1:], records[:, 0], name)
+    return _portion(records[:, 1:], records[:, 0].astype(np.int64), name)
 
 
-def _portion(pixels: UInt8[np.ndarray, "k _"], labels: Int[np.ndarray, " k"], name: str) -> Portion:
+def _portion(pixels: UInt8[np.ndarray, "k _"], labels: Int64[np.ndarray, " k"], name: str) -> Portion:
     wrong = np.flatnonzero((labels < 0) | (labels >= len(CLASSES)))
     if len(wrong):
         raise ValueError(
             f"{name}: picture {wrong[0]} has the label {labels[wrong[0]]}; expected 0 to {len(CLASSES) - 1}; the file "
             "is damaged or another one: fetch it again"
         )
-    return Portion(np.ascontiguousarray(pixels).reshape(-1, *SHAPE), labels.astype(np.int64))
+    return Portion(np.ascontiguousarray(pixels).reshape(-1, *SHAPE), labels)
 
 
 class _Array:
@@ -132,4 +132,4 @@ def _pickled(content: bytes, name: str) -> Portion:
         if labels.shape != (count,) or labels.dtype.kind != "i":
             raise ValueError(f"it has {count:,} pictures, and {labels.size:,} labels of type {labels.dtype}")
         pixels = np.frombuffer(raw, np.uint8).reshape(count, PIXELS)
-    return _portion(pixels, labels, name)
+    return _portion(pixels, labels.astype(np.int64), name)

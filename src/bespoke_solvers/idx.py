@@ -3,8 +3,8 @@
 import gzip
 import struct
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -61,16 +61,16 @@ def _file(folder: Path, stem: str, kind: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+def _open(path: Path) -> BufferedIOBase:
+    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")
 
 
-def _read(file: IO[bytes], path: Path, size: int) -> bytes:
+def _read(file: BufferedIOBase, path: Path, size: int) -> bytes:
     with blaming(path.name, "a whole idx file; fetch it again"):
         return file.read(size)
 
 
-def _header(file: IO[bytes], path: Path, magic: int) -> tuple[int, ...]:
+def _header(file: BufferedIOBase, path: Path, magic: int) -> tuple[int, ...]:
     """The dimensions: one of labels (magic number 2049), three of pictures (2051)."""
     dimensions = magic % 256
     content = _read(file, path, 4 + 4 * dimensions)

@@ -18,35 +18,23 @@ from bespoke_solvers.sources import Portion, Source, blaming
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]
 SPLITS = {"train": ["train"], "test": ["test", "val"]}
+Named = dict[str, tuple[str, ...]]  # the names of pictures, and the folders and the file that they are made of
 
 
 def find(source: Path, split: str, size: int | None) -> Source:
     """The pictures in the order of their names; sub-folders of the first level are classes.
 
-    A folder with the sub-folder `train`, `test` or `val` has splits, and the classes are a level below. A zip's one
+    If those are `train`, `test` or `val` and no others, they are splits, and the classes are a level below. A zip's one
     outermost folder does not count as a level. Files of other endings and hidden ones are passed over.
     """
     listed = _in_folder(source) if source.is_dir() else _in_zip(source)
-    paths = {name: PurePosixPath(name) for name in sorted(listed)}
-    pictures = {name: path.parts for name, path in paths.items() if _is_picture(path)}
+    pictures = {name: parts for name in sorted(listed) if _is_picture(parts := PurePosixPath(name).parts)}
     if not pictures:
         raise ValueError(
             f"no pictures were found in {source}; expected files that end in {', '.join(sorted(ENDINGS))}, in it or "
             "in its sub-folders, or the files of CIFAR-10 or MNIST"
         )
-    tops = {parts[0] for parts in pictures.values()}
-    known = {name for names in SPLITS.values() for name in names}
-    if source.is_file() and len(tops) == 1 and not tops & known and all(len(parts) > 2 for parts in pictures.values()):
-        pictures = {name: parts[1:] for name, parts in pictures.items()}
-        tops = {parts[0] for parts in pictures.values()}
-    chosen = next((name for name in SPLITS[split] if name in tops), None)
-    if tops & known or split != "train":
-        if chosen is None:
-            raise ValueError(
-                f"{source} has no pictures in a sub-folder {' or '.join(SPLITS[split])}; expected them "
-                f"there for the split {split!r}"
-            )
-        pictures = {name: parts[1:] for name, parts in pictures.items() if parts[0] == chosen and len(parts) > 1}
+    pictures, chosen = _of_split(pictures, source, split)
     classes = sorted({parts[0] for parts in pictures.values() if len(parts) > 1})
     loose = [name for name, parts in pictures.items() if len(parts) == 1]
     if classes and loose:
@@ -63,11 +51,31 @@ def find(source: Path, split: str, size: int | None) -> Source:
             yield Portion(pixels[None], None if labels is None else labels[i : i + 1])
 
     name = source.resolve().stem if source.is_file() else source.resolve().name
-    return Source(name, [], split if chosen else None, classes, len(names), portions)
+    return Source(name, [], chosen, classes, len(names), portions)
+
+
+def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | None]:
+    """The pictures of a split, named from there on, and the split; all of them and None where there are no splits."""
+    known, tops = {name for names in SPLITS.values() for name in names}, {parts[0] for parts in pictures.values()}
+    if source.is_file() and len(tops) == 1 and not tops & known and all(len(parts) > 2 for parts in pictures.values()):
+        pictures = {name: parts[1:] for name, parts in pictures.items()}
+        tops = {parts[0] for parts in pictures.values()}
+    if not tops <= known and split == "train":
+        return pictures, None
+    folder = next((name for name in SPLITS[split] if name in tops), None)
+    if folder is None or not tops <= known:
+        raise ValueError(
+            f"{source} has no split {split!r}; expected all its pictures in sub-folders {', '.join(sorted(known))}, "
+            f"and some in {' or '.join(SPLITS[split])}"
+        )
+    return {name: parts[1:] for name, parts in pictures.items() if parts[0] == folder}, split
 
 
 def _in_folder(folder: Path) -> Iterator[str]:
-    for place, _, names in os.walk(folder, followlinks=True):
+    def stop(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(folder, onerror=stop, followlinks=True):
         inside = Path(place).relative_to(folder)
         yield from ((inside / name).as_posix() for name in names)
 
@@ -84,9 +92,9 @@ def _in_zip(archive: Path) -> list[str]:
     return names
 
 
-def _is_picture(path: PurePosixPath) -> bool:
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-    return path.suffix.lower() in ENDINGS and not hidden
+def _is_picture(parts: tuple[str, ...]) -> bool:
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)
+    return os.path.splitext(parts[-1])[1].lower() in ENDINGS and not hidden
 
 
 @contextmanager
