@@ -13,6 +13,11 @@ PACKAGE = Path(bespoke_solvers.__file__).parent
 LAYERS = [
     "precision",
     "files",
+    "sources",
+    "cifar",
+    "idx",
+    "photos",
+    "data",
     "schedules",
     "velocity",
     "scale_time",
