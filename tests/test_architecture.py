@@ -39,6 +39,7 @@ LAYERS = [
     "run",
     "fitting",
     "pictures",
+    "inception",
     "comparison",
     "models",
     "cli",
