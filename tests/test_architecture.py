@@ -40,6 +40,7 @@ LAYERS = [
     "fitting",
     "pictures",
     "inception",
+    "fid",
     "comparison",
     "models",
     "cli",
