@@ -44,6 +44,8 @@ LAYERS = [
     "run",
     "fitting",
     "pictures",
+    "inception",
+    "fid",
     "comparison",
     "adapters",
     "models",
