@@ -46,6 +46,7 @@ LAYERS = [
     "pictures",
     "inception",
     "fid",
+    "judge",
     "comparison",
     "adapters",
     "models",

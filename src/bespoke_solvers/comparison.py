@@ -1,8 +1,8 @@
 """Solvers side by side on the same new noise: figures, a table to read, and pictures."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES, FAMILIES
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.generic import TABLEAUS
+from bespoke_solvers.judge import Judge
 from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
@@ -24,13 +25,15 @@ from bespoke_solvers.velocity import Model
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row for each method and number of evaluations; what it was measured on."""
+    """One row for each method and number of evaluations; what it was measured on, FID and KID of the exact samples."""
 
     rows: list[dict[str, Any]]
     samples: int
     seed: int
     reference_evaluations: float
     reference_error: float
+    exact: dict[str, float] = field(default_factory=dict)
+    judged: int = 0
 
 
 def name_of(solver: Solver) -> str:
@@ -65,30 +68,54 @@ def methods(
 
 
 def compare(
-    bank: Bank, tables: Mapping[str, Sequence[Table]], seed: int, samples: int, progress: bool = False
+    bank: Bank,
+    tables: Mapping[str, Sequence[Table]],
+    seed: int,
+    samples: int,
+    progress: bool = False,
+    judge: Judge | None = None,
 ) -> Comparison:
-    """RMSE and PSNR of every table on the same reporting noise."""
+    """RMSE and PSNR of every table on the same reporting noise; with a judge FID and KID, too."""
     report = held_out(bank, "report", seed, samples, progress)
     jobs = [(name, table) for name, several in tables.items() for table in several]
     rows = []
     for name, table in tqdm(jobs, desc="methods", disable=not progress):
-        rows.append({"method": name, "nfe": table.nfe, **report.quality(table, bank.model).figures()})
-    return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error)
+        figures = report.quality(table, bank.model).figures()
+        if judge and None not in figures.values():
+            figures |= judge.table(table, bank.model)
+        rows.append({"method": name, "nfe": table.nfe, **figures})
+    exact, judged = (judge.exact(bank.model, bank.rtol), judge.count) if judge else ({}, 0)
+    return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error, exact, judged)
 
 
 def as_text(comparison: Comparison) -> str:
-    """RMSE / PSNR, a line for each method and a column for each NFE; blank where a method cannot have that NFE."""
-    columns = sorted({row["nfe"] for row in comparison.rows})
-    cells = {(row["method"], row["nfe"]): _cell(row) for row in comparison.rows}
-    names = dict.fromkeys(row["method"] for row in comparison.rows)
-    width = max(map(len, [*names, "RMSE / PSNR at NFE"]))
-    lines = [f"{'RMSE / PSNR at NFE':<{width}}" + "".join(f"{nfe:>16}" for nfe in columns)]
-    lines += [f"{name:<{width}}" + "".join(f"{cells.get((name, nfe), ''):>16}" for nfe in columns) for name in names]
+    """RMSE / PSNR, a line for each method and a column for each NFE; blank where a method cannot have that NFE.
+
+    Below it FID in the same way, if there is any.
+    """
+    lines = _grid("RMSE / PSNR at NFE", comparison.rows, _cell)
     lines.append(
         f"on {comparison.samples} new samples; the exact ones took {comparison.reference_evaluations:.0f} evaluations "
         f"each and are exact to {comparison.reference_error:.0e}"
     )
+    if comparison.exact:
+        exact = comparison.exact["fid"]
+        lines += ["", *_grid("FID at NFE", comparison.rows, lambda row: _share(row.get("fid"), exact))]
+        lines.append(f"and in percent of the exact samples', {exact:.2f}; on {comparison.judged:,} samples")
     return "\n".join(lines)
+
+
+def _grid(title: str, rows: Sequence[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> list[str]:
+    columns = sorted({row["nfe"] for row in rows})
+    cells = {(row["method"], row["nfe"]): cell(row) for row in rows}
+    names = dict.fromkeys(row["method"] for row in rows)
+    width = max(map(len, [*names, title]))
+    lines = [f"{title:<{width}}" + "".join(f"{nfe:>16}" for nfe in columns)]
+    return lines + [f"{name:<{width}}" + "".join(f"{cells.get((name, n), ''):>16}" for n in columns) for name in names]
+
+
+def _share(found: float | None, exact: float) -> str:
+    return "went astray" if found is None else f"{found:.2f} ({100 * found / exact:.0f} %)"
 
 
 def _cell(row: dict[str, Any]) -> str:

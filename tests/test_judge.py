@@ -1,0 +1,129 @@
+"""FID and KID of solvers, and `bespoke eval --fid`."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from bespoke_solvers import comparison, data, fid, inception, toy
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.cli import app
+from bespoke_solvers.generic import baseline
+from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.reference import solve
+from bespoke_solvers.velocity import noise_seeds
+
+
+def features(pictures):
+    """Few and cheap: means of the picture's quarters."""
+    x = pictures.float().mean(1, keepdim=True)
+    return torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1) / 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.load("toy:digits")
+
+
+@pytest.fixture(scope="module")
+def real(model):
+    """The model's own exact samples from other noise stand for the data."""
+    exact = solve(model, model.noise(noise_seeds("fit", 0, 0, 256)))
+    pictures = ((exact.x1.clamp(-1, 1) + 1) * 127.5).round().byte().expand(-1, 3, -1, -1)
+    return fid.statistics([pictures], features, keep=256)
+
+
+def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
+    judge = Judge(real, features, count=192, batch_size=64)
+    exact = judge.exact(model, 1e-5)
+    coarse, fine = (judge.table(baseline("midpoint", nfe).on(model), model) for nfe in (2, 200))
+    assert fine["fid"] == pytest.approx(exact["fid"], rel=1e-2)
+    assert fine["kid"] == pytest.approx(exact["kid"], abs=1e-3)
+    assert coarse["fid"] > 2 * exact["fid"]
+    assert coarse["kid"] > exact["kid"]
+
+
+def test_a_file_without_features_gives_no_kid(model, real):
+    bare = fid.Statistics(real.mean, real.covariance, torch.empty(0, 4), 0)
+    assert set(Judge(bare, features, count=16).table(baseline("euler", 4).on(model), model)) == {"fid"}
+
+
+def test_the_comparison_says_fid_in_percent_of_the_exact_samples(model, real):
+    judge = Judge(real, features, count=64, batch_size=64)
+    tables = {"midpoint": [baseline("midpoint", nfe).on(model) for nfe in (4, 8)]}
+    found = comparison.compare(Bank(model, batch_size=16), tables, 0, 16, judge=judge)
+    assert found.exact == judge.exact(model, 1e-5)
+    for row in found.rows:
+        share = f"{row['fid']:.2f} ({100 * row['fid'] / found.exact['fid']:.0f} %)"
+        assert share in comparison.as_text(found)
+    assert "on 64 samples" in comparison.as_text(found)
+    assert "FID" not in comparison.as_text(comparison.compare(Bank(model, batch_size=16), tables, 0, 16))
+
+
+def test_a_table_that_went_astray_has_no_fid(real):
+    wild = toy.load("toy:digits")
+    far = baseline("euler", 2).on(wild)
+    broken = type(far)(far.t, far.a * 1e30, far.b)
+    judge = Judge(real, features, count=16)
+    found = comparison.compare(Bank(wild, batch_size=8), {"wild": [broken]}, 0, 8, judge=judge)
+    assert found.rows[0]["rmse"] is None
+    assert "fid" not in found.rows[0]
+    assert comparison.as_text(found).count("went astray") == 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A prepared data set of grey pictures of one size."""
+    generator = np.random.default_rng(0)
+    (tmp_path / "pictures").mkdir()
+    for i in range(12):
+        pixels = generator.integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
+    data.prepare(tmp_path / "pictures", tmp_path / "prepared", size=8, progress=False)
+    return tmp_path / "prepared"
+
+
+def test_statistics_of_a_data_set_are_kept_in_it(folder):
+    seen = []
+
+    def counting(pictures):
+        seen.append(len(pictures))
+        return features(pictures)
+
+    first = real_pictures(folder, counting)
+    assert first.count == sum(seen) == 12
+    again = real_pictures(folder, counting)
+    assert sum(seen) == 12, "not made twice"
+    torch.testing.assert_close(again.mean, first.mean)
+    torch.testing.assert_close(real_pictures(folder / "fid.npz", counting).covariance, first.covariance)
+
+
+def test_the_command(folder, tmp_path, monkeypatch):
+    weights, asked = tmp_path / "weights.pth", []
+
+    def load(path, device):
+        asked.append(path)
+        return features
+
+    monkeypatch.setattr(inception, "load", load)
+    runner, solver = CliRunner(), tmp_path / "s.json"
+    few = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--quiet"]
+    made = runner.invoke(app, ["fit", "toy:digits", "--nfe", "3", "--effort", "low", *few, "--out", str(solver)])
+    assert made.exit_code == 0, made.output
+    options = ["--fid", str(folder), "--fid-samples", "8", "--inception", str(weights), "--samples", "8", "--quiet"]
+    arguments = ["eval", "toy:digits", "--solver", str(solver), "--nfe", "4", "--baselines", "euler"]
+    ran = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 0, ran.output
+    assert asked == [weights]
+    assert "FID at NFE" in ran.output
+    assert "on 8 samples" in ran.output
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["judged"] == 8
+    assert {"fid", "kid"} <= set(written["exact"])
+    assert all({"fid", "kid"} <= set(row) for row in written["rows"])
+    dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
+    assert "on 8 samples for FID" in dry.output
+    assert not (tmp_path / "other").exists()
