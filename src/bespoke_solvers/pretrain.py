@@ -222,7 +222,7 @@ def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | No
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         was = state["settings"]
         other = {name: (was.get(name), value) for name, value in settings.items() if was.get(name) != value}
-    except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is no checkpoint of a training; remove it or give another --out") from error
     if other:
         listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
@@ -294,7 +294,7 @@ def train(
                 speed = REPORT * plan.config.batch_size / (time.monotonic() - reported)
                 reported = time.monotonic()
                 bar.set_postfix_str(f"loss {training.history[-1][2]:.4f}, {speed:,.0f} images/s", refresh=False)
-                bar.update(done - bar.n)
+            bar.update(min(1.0, plan.progress(training.steps, training.seconds)) - bar.n)
             if now - paused > PAUSE:
                 write_checkpoint()
                 training.draw_samples(out)
