@@ -335,11 +335,9 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     code, printed = command(capsys, *arguments, 2, "--batch-size", 4, "--half")
     assert (code, "tiny, 2 steps, 8 pictures seen" in printed) == (0, True)
     code, printed = command(capsys, *arguments, 3, "--batch-size", 4)
-    assert code == 0
-    assert "going on from" in printed
-    assert "3 steps, 12 pictures" in printed
+    assert (code, "3 steps, 12 pictures" in printed) == (0, True)
     code, printed = command(capsys, *arguments, 3, "--batch-size", 5, "--seed", 1)
-    assert (code, len(printed.strip().splitlines())) == (1, 2)
+    assert (code, len(printed.strip().splitlines())) == (1, 1)
     assert "is of another training: batch_size 4 (here 5); seed 0 (here 1)" in printed
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(TINY, name="tinier"))
     (folder / "data.json").write_text(json.dumps({"name": "blues", "classes": ["a", "b", "c"]}))

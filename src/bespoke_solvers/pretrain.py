@@ -278,6 +278,7 @@ def train(
         training = Training(plan, device, compiled=bool(gpus) if compiled is None else compiled)
         if state is not None:
             training.resume(state)
+            bar.set_description(f"{plan.config.name}, from step {training.steps}")
         began -= training.seconds
         paused = reported = time.monotonic()
 

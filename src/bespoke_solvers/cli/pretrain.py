@@ -28,8 +28,6 @@ def pretrain(
     chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
     plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed)
     output_folder(out)
-    if (out / "checkpoint.pt").exists():
-        typer.echo(f"going on from {out / 'checkpoint.pt'}", err=True)
     try:
         record = train(plan, out, half=half, compiled=False if no_compile else None, progress=not quiet)
     except KeyboardInterrupt:
