@@ -49,6 +49,10 @@ LAYERS = [
     "judge",
     "comparison",
     "adapters",
+    "pretrain_configs",
+    "matching",
+    "model_folder",
+    "pretrain",
     "models",
     "cli",
 ]

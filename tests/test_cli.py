@@ -305,7 +305,7 @@ def test_numbers():
 def test_help_names_every_command(capsys):
     run("--help")
     printed = capsys.readouterr().out
-    assert all(command in printed for command in ("demo", "fit", "sample", "eval", "show"))
+    assert all(command in printed for command in ("demo", "fit", "sample", "eval", "show", "pretrain"))
 
 
 @pytest.mark.parametrize("family", ["rk2", "ns"])

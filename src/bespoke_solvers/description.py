@@ -27,10 +27,8 @@ def schedule_of(described: dict[str, Any]) -> Schedule | None:
 
 def describe(model: Model) -> dict[str, Any]:
     """What a solver file says of its model, in JSON's own types."""
-    schedule = model.schedule
-    parameters: dict[str, Any] = dataclasses.asdict(schedule) if dataclasses.is_dataclass(schedule) else {}
     description = {
-        "schedule": {"name": type(schedule).__name__, **parameters},
+        "schedule": describe_schedule(model.schedule),
         "prediction": model.prediction,
         "domain": model.domain,
         "guidance": model.guidance,
@@ -39,6 +37,12 @@ def describe(model: Model) -> dict[str, Any]:
         "fingerprint": fingerprint(model),
     }
     return json.loads(json.dumps(description, default=repr))  # type: ignore[no-any-return]
+
+
+def describe_schedule(schedule: Schedule) -> dict[str, Any]:
+    """Its name and parameters."""
+    parameters: dict[str, Any] = dataclasses.asdict(schedule) if dataclasses.is_dataclass(schedule) else {}
+    return {"name": type(schedule).__name__, **parameters}
 
 
 @torch.no_grad()

@@ -88,13 +88,13 @@ def check_drawable(shape: Sequence[int]) -> None:
         )
 
 
-def save_samples(x: Tensor, path: str | os.PathLike[str]) -> None:
+def save_samples(x: Tensor, path: str | os.PathLike[str], columns: int | None = None) -> None:
     """Samples as a PNG: pictures in a grid, points of the plane as a scatter plot."""
     check_drawable(x.shape[1:])
     if is_picture(x.shape[1:]):
         from PIL import Image
 
-        image = Image.fromarray(grid(x).numpy())
+        image = Image.fromarray(grid(x, columns).numpy())
         scale = max(1, 256 // x.shape[-1] // 4)
         buffer = io.BytesIO()
         image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(buffer, "PNG")

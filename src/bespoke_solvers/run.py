@@ -119,7 +119,7 @@ class Run:
             other |= differences(kept["description"], self.description, tolerance=1e-3)
             values = {name: kept[name] for name in self.KEPT}
             numbers = kept["family"]
-        except (RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+        except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, pickle.UnpicklingError) as error:
             raise ValueError(f"{self.checkpoint} is no checkpoint of a fit; remove it or name another file") from error
         if other:
             listed = "; ".join(in_words(name, *pair) for name, pair in other.items())

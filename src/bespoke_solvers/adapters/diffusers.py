@@ -18,7 +18,7 @@ from bespoke_solvers.velocity import Model, guided
 
 PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "x-start"}
 SCHEDULER = "scheduler_config.json"
-CARD = "bespoke.json"  # the meaning of a model that `bespoke pretrain` made, beside its config.json
+TRAINING = "training.json"  # of a model that `bespoke pretrain` made, beside its config.json
 
 
 class Meaning(NamedTuple):
@@ -31,7 +31,6 @@ class Meaning(NamedTuple):
     schedule: Schedule
     network_time: Callable[[Tensor], Tensor]
     sign: float = 1.0
-    domain: tuple[float, float] | None = None
     classes: int | None = None
 
 
@@ -45,30 +44,34 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     if config.get("_class_name") != "UNet2DModel":
         raise ValueError(f"{unet} holds a {config.get('_class_name')}; expected a UNet2DModel of diffusers")
     meaning = _meaning(folder, unet)
-    labels = config.get("num_class_embeds") or 0
-    classes = labels if meaning.classes is None else meaning.classes
-    if guidance is not None and classes == labels:
-        raise ValueError(f"guidance {guidance:g} needs a label for no class, which {folder} is not known to have")
     from diffusers import UNet2DModel
 
-    network: Any = UNet2DModel.from_pretrained(unet, torch_dtype=torch.float32, low_cpu_mem_usage=False)  # type: ignore[no-untyped-call]
-    network = network.to(device).eval().requires_grad_(False)
+    network: Any = UNet2DModel.from_pretrained(unet, torch_dtype=torch.float32, low_cpu_mem_usage=False)
+    size = config["sample_size"]
+    shape = (config["in_channels"], *(size if isinstance(size, list) else (size, size)))
+    return as_model(network.to(device).eval().requires_grad_(False), meaning, shape, guidance)
+
+
+def as_model(network: Any, meaning: Meaning, shape: tuple[int, ...], guidance: float | None = None) -> Model:
+    """The model of a U-Net; its condition is a label, if it has any."""
+    labels = network.config.num_class_embeds or 0
+    classes = labels if meaning.classes is None else meaning.classes
+    if guidance is not None and classes == labels:
+        raise ValueError(f"guidance {guidance:g} needs a label for no class, which the network is not known to have")
 
     def output(time: Tensor, x: Tensor, *label: Tensor) -> Tensor:
-        found: Tensor = network(x, time, class_labels=label[0] if label else None).sample
-        return meaning.sign * found
+        found: Tensor = network(x.to(network.dtype), time, class_labels=label[0] if label else None).sample
+        return meaning.sign * found.to(x.dtype)
 
-    size = config["sample_size"]
     return Model.from_network(
         output if guidance is None else guided(output, torch.tensor(classes), guidance),
         prediction=meaning.prediction,
         schedule=meaning.schedule,
         network_time=meaning.network_time,
-        domain=meaning.domain,
-        shape=(config["in_channels"], *(size if isinstance(size, list) else (size, size))),
+        shape=shape,
         draw_condition=(lambda generator: torch.randint(classes, (), generator=generator)) if labels else None,
         guidance=guidance,
-        device=device,
+        device=network.device,
     )
 
 
@@ -91,23 +94,22 @@ def meaning_of(config: dict[str, Any]) -> Meaning:
     return Meaning(PREDICTIONS[predicted], schedule, lambda t: count * (1 - t) - 1)
 
 
+def trained_by_us(prediction: str, schedule: Schedule, classes: int) -> Meaning:
+    """Of a network that `bespoke pretrain` made."""
+    sign = -1.0 if prediction == "flow" else 1.0
+    return Meaning(prediction, schedule, lambda t: 1000 * (1 - t), sign, classes)
+
+
 def _meaning(folder: Path, unet: Path) -> Meaning:
-    """From the card of `bespoke pretrain`, or from the scheduler."""
-    if (unet / CARD).is_file():
-        card = _json(unet / CARD)
+    """From the record of `bespoke pretrain`, or from the scheduler."""
+    if (unet / TRAINING).is_file():
+        record = _json(unet / TRAINING)
         try:
-            schedule, last = schedule_of(card["schedule"]), card["timesteps"]
+            schedule = schedule_of(record["schedule"])
             assert schedule is not None
-            return Meaning(
-                card["prediction"],
-                schedule,
-                lambda t: last * (1 - t),
-                sign=card["sign"],
-                domain=tuple(card["domain"]),
-                classes=card["classes"],
-            )
-        except (KeyError, TypeError, AssertionError) as error:
-            raise ValueError(f"{unet / CARD} is damaged, or not a card of bespoke pretrain: {error!r}") from error
+            return trained_by_us(record["prediction"], schedule, len(record["data"]["classes"]))
+        except (KeyError, TypeError, AttributeError, AssertionError) as error:
+            raise ValueError(f"{unet / TRAINING} is damaged, or no record of bespoke pretrain: {error!r}") from error
     if unet != folder:
         parts = {name for name, value in _json(folder / "model_index.json").items() if isinstance(value, list)}
         if others := parts - {"unet", "scheduler"}:

@@ -9,7 +9,7 @@ import typer
 
 import bespoke_solvers
 from bespoke_solvers.bank import BankFullError
-from bespoke_solvers.cli import data, demo, eval, fit, sample, show
+from bespoke_solvers.cli import data, demo, eval, fit, pretrain, sample, show
 from bespoke_solvers.reference import NotSolvedError
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ def options(
     """Tiny custom ODE solvers for pre-trained diffusion and flow models."""
 
 
-for command in (demo.demo, fit.fit, sample.sample, eval.eval, show.show, data.data):
+for command in (demo.demo, fit.fit, sample.sample, eval.eval, show.show, data.data, pretrain.pretrain):
     app.command()(command)
 
 

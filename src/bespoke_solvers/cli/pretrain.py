@@ -1,0 +1,39 @@
+"""bespoke pretrain."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke_solvers import data as data_sets
+from bespoke_solvers.cli.common import Quiet, output_folder
+from bespoke_solvers.pretrain import Plan, train
+from bespoke_solvers.pretrain_configs import CONFIGS, configuration
+
+
+def pretrain(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help=f"One of {', '.join(CONFIGS)}.")],
+    data: Annotated[Path, typer.Option(help="The folder of the data set (see bespoke data).")],
+    out: Annotated[Path, typer.Option(help="A folder for the network, its card, checkpoint and sample pictures.")],
+    minutes: Annotated[float | None, typer.Option(help="Train for so long, resumed runs included.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for so many steps instead.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures in a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="The largest of the schedule.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides weights, noise and the order of the pictures.")] = 0,
+    half: Annotated[bool, typer.Option("--half", help="Save the weights in float16.")] = False,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="Do not compile the network on the GPU.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a flow or diffusion network. Interrupted, it goes on where it was when the same command is given again."""
+    chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
+    plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed)
+    output_folder(out)
+    try:
+        record = train(plan, out, half=half, compiled=False if no_compile else None, progress=not quiet)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted; give the same command again, and it goes on from its checkpoint", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(
+        f"{out}: {config}, {record['steps']:,} steps, {record['images']:,} pictures seen, "
+        f"{record['seconds'] / 60:.1f} minutes, loss {record['losses'][-1][2]:.4f}"
+    )

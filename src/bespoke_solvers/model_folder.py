@@ -1,0 +1,79 @@
+"""A trained network as a folder: weights that diffusers loads, `training.json`, and a model card made from it."""
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bespoke_solvers.adapters.diffusers import TRAINING
+from bespoke_solvers.files import write_atomically
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DModel
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+MEANINGS = {  # of a prediction: what the network gives, dx/dt, and the stock diffusers scheduler
+    "flow": ("noise - data", "-output", "`FlowMatchEulerDiscreteScheduler` with shift 1"),
+    "v": (
+        "v = alpha noise - sigma data, with alpha = sin(pi t / 2) and sigma = cos(pi t / 2)",
+        "-(pi / 2) output",
+        "the DDIM and DPM-Solver family with `squaredcos_cap_v2` betas and `v_prediction` (close, not equal)",
+    ),
+    "epsilon": (
+        "the noise",
+        "(d_alpha / alpha) x - (sigma d_alpha / alpha - d_sigma) output",
+        "the DDIM and DPM-Solver family with linear betas from 1e-4 to 0.02 and `epsilon` (close, not equal)",
+    ),
+}
+
+
+def save(network: "UNet2DModel", record: dict[str, Any], folder: Path, half: bool) -> None:
+    """Write the weights, in float16 if asked to, the record and the card."""
+    plain = copy.deepcopy(network).to(memory_format=torch.contiguous_format)
+    (plain.half() if half else plain).save_pretrained(folder)
+    write_atomically(folder / TRAINING, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(folder / "README.md", card(record).encode())
+
+
+def card(record: dict[str, Any]) -> str:
+    """The model card."""
+    data, settings = record["data"], record["settings"]
+    given, velocity, scheduler = MEANINGS[record["prediction"]]
+    labels = "The network has no classes."
+    if data["classes"]:
+        count = len(data["classes"])
+        labels = (
+            f'`class_labels` 0 to {count - 1} are the classes, {count} is "no class" (put in place of a share of '
+            f"{settings['label_dropout']} of the labels in training), so classifier-free guidance works."
+        )
+    return f"""---
+library_name: diffusers
+pipeline_tag: unconditional-image-generation
+tags: [bespoke-solvers]
+---
+# {record["config"]} on {data["name"]}
+
+A `diffusers.UNet2DModel` of {record["parameters"] / 1e6:.2f} M parameters ({record["weights"]}, averaged weights),
+trained by `bespoke pretrain` on {data["pictures"]:,} pictures of {" x ".join(map(str, data["shape"]))},
+scaled to [-1, 1] and flipped at random.
+
+| | |
+|---|---|
+| path | {record["schedule"]["name"]}: x = alpha data + sigma noise, t = 0 is noise, t = 1 is data |
+| `timestep` | 1000 (1 - t), as a float tensor (a Python float is cut to an integer by diffusers) |
+| the network predicts | {given} |
+| velocity dx/dt | {velocity} |
+| scheduler of diffusers with the same meaning | {scheduler} |
+| training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |
+| time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]} |
+| batch, learning rate, seed | {settings["batch_size"]}, {settings["learning_rate"]:g}, {settings["seed"]} |
+| last loss | {record["losses"][-1][2]:.4f} |
+
+{labels}
+
+    bespoke fit FOLDER --nfe 8 --out solver.json
+
+`training.json` holds the loss over time and all settings.
+"""

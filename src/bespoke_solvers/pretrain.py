@@ -1,0 +1,310 @@
+"""Training of flow and diffusion networks, within a time or a number of steps, resumed from a checkpoint."""
+
+import copy
+import dataclasses
+import io
+import math
+import pickle
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from bespoke_solvers import __version__, generic, matching, model_folder, pictures
+from bespoke_solvers.adapters.diffusers import as_model, trained_by_us
+from bespoke_solvers.data import Pictures
+from bespoke_solvers.description import describe_schedule, in_words
+from bespoke_solvers.files import write_atomically
+from bespoke_solvers.pretrain_configs import Config, unet
+from bespoke_solvers.table import sample
+
+EMA_DECAY = 0.9999
+LARGEST_GRADIENT = 1.0
+REPORT = 50  # steps between two looks at the loss; a look waits for the GPU
+PAUSE = 180.0  # seconds between two checkpoints with their sample grids
+CURVE = 200  # the most points of the loss curve in training.json
+COLUMNS, SAMPLE_NFE, SAMPLE_BATCH = 8, 20, 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained on what, until `steps` steps are done or `minutes` have passed, resumed runs included."""
+
+    config: Config
+    data: Pictures
+    steps: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise ValueError(f"give either steps or minutes, got steps = {self.steps} and minutes = {self.minutes}")
+        if (self.steps or self.minutes or 0) <= 0:
+            raise ValueError(f"steps or minutes must be positive, got {self.steps or self.minutes or 0}")
+        size = self.config.size
+        if self.shape not in ((1, size, size), (3, size, size)):
+            raise ValueError(
+                f"{self.config.name} is for pictures of 1 or 3 colours x {size} x {size}, but {self.data.name} has "
+                f"{' x '.join(map(str, self.shape))}; choose another configuration, or make the data at that size"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one picture."""
+        return tuple(self.data.pixels.shape[1:])
+
+    @property
+    def classes(self) -> list[str]:
+        """Those that the network knows: none where data or configuration have no labels."""
+        return [] if self.data.labels is None or self.config.label_dropout is None else self.data.classes
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint must agree with; the limit may change."""
+        data = {"data": self.data.name, "pictures": len(self.data.pixels), "shape": self.shape}
+        config = {name: value for name, value in dataclasses.asdict(self.config).items() if name != "name"}
+        return {"config": self.config.name, **data, "classes": self.classes, **config, "seed": self.seed}
+
+    def progress(self, steps: int, seconds: float) -> float:
+        """The part of the limit that is used up."""
+        return steps / self.steps if self.steps is not None else seconds / (60 * (self.minutes or 0))
+
+
+def ema_decay(steps: int) -> float:
+    """Averages over about the last tenth of the steps, until that is 1 / (1 - EMA_DECAY) of them."""
+    return min(EMA_DECAY, (1 + steps) / (10 + steps))
+
+
+class Training:
+    """What changes during a training, all of it in the checkpoint. Draws from PyTorch's own random generators."""
+
+    def __init__(self, plan: Plan, device: torch.device, compiled: bool) -> None:
+        config, classes = plan.config, len(plan.classes)
+        torch.manual_seed(plan.seed)
+        torch.backends.cudnn.benchmark = True  # all batches have one shape
+        self.plan, self.device = plan, device
+        self.source = matching.Source(plan.data, classes, config.label_dropout, device)
+        self.network = unet(config, plan.shape[0], classes).to(device).to(memory_format=torch.channels_last).train()
+        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
+        self.parameters, self.averages = list(self.network.parameters()), list(self.average.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, fused=device.type == "cuda")
+        self.loss = torch.compile(matching.loss, dynamic=False) if compiled else matching.loss
+        self.steps, self.seconds = 0, 0.0
+        self.history: list[tuple[int, float, float]] = []  # steps, seconds, mean loss since the entry before
+        self.running = torch.zeros((), device=device)  # sum of the losses since the last entry
+
+    def learning_rate(self, progress: float) -> float:
+        """Of the next step: warm-up, and the decay that ends with the limit."""
+        config = self.plan.config
+        warm = min(1.0, (self.steps + 1) / config.warmup) if config.warmup else 1.0
+        return config.learning_rate * warm * math.pow(max(0.0, 1 - progress), config.decay)
+
+    def step(self, progress: float) -> None:
+        """One step of Adam and of the average; nothing in it waits for the GPU."""
+        config = self.plan.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(progress)
+        batch = self.source.draw(config.batch_size, config.schedule)
+        loss = self.loss(self.network, config.schedule, config.prediction, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters, LARGEST_GRADIENT)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        torch._foreach_lerp_(self.averages, self.parameters, 1 - ema_decay(self.steps))
+        self.running += loss.detach()
+        self.steps += 1
+
+    def latest(self) -> tuple[int, float, float]:
+        """Steps, seconds, and the mean loss since the last entry of the history."""
+        since = self.steps - (self.history[-1][0] if self.history else 0)
+        return self.steps, self.seconds, self.running.item() / since
+
+    def report(self) -> None:
+        """Put the loss of the last steps into the history; stop where it is not a number any more."""
+        self.history.append(self.latest())
+        self.running.zero_()
+        if not math.isfinite(self.history[-1][2]):
+            raise ValueError(
+                f"the loss is {self.history[-1][2]} after {self.steps} steps; give the command again with a smaller "
+                "--learning-rate and another --out"
+            )
+
+    def curve(self) -> list[list[float]]:
+        """The history in at most CURVE points, and what came after it."""
+        points = [*self.history, self.latest()] if self.steps % REPORT else self.history
+        width = -(-len(points) // CURVE) if points else 1
+        chunks = [points[i : i + width] for i in range(0, len(points), width)]
+        return [[*chunk[-1][:2], sum(loss for *_, loss in chunk) / len(chunk)] for chunk in chunks]
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed training needs to go on as if nothing had been."""
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        return {
+            "settings": self.plan.settings,
+            **{name: getattr(self, name).state_dict() for name in ("network", "average", "optimizer")},
+            **{name: getattr(self, name) for name in ("steps", "seconds", "history", "running")},
+            "random": random,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        for name in ("network", "average", "optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        self.steps, self.seconds, self.history = state["steps"], state["seconds"], state["history"]
+        self.running = state["running"].to(self.device)
+        torch.set_rng_state(state["random"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in state["random"]:
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
+
+    @torch.no_grad()
+    def draw_samples(self, folder: Path) -> None:
+        """A picture of samples of the averaged network, from the same noise each time: a row for each class, or 64."""
+        config, classes = self.plan.config, len(self.plan.classes)
+        model = as_model(self.average, trained_by_us(config.prediction, config.schedule, classes), self.plan.shape)
+        in_rows = 0 < classes <= 10
+        noise = model.noise(range(COLUMNS * classes if in_rows else 64))
+        labels = torch.arange(classes, device=self.device).repeat_interleave(COLUMNS) if in_rows else noise.condition
+        table = generic.baseline("midpoint", SAMPLE_NFE).on(model)
+        drawn = []
+        for i in range(0, len(noise.x0), SAMPLE_BATCH):
+            u = model.bind(labels[i : i + SAMPLE_BATCH] if isinstance(labels, Tensor) else None)
+            drawn.append(sample(table, u, noise.x0[i : i + SAMPLE_BATCH]))
+        pictures.save_samples(torch.cat(drawn), folder / f"samples-{self.steps:06d}.png", columns=COLUMNS)
+
+    def record(self, half: bool) -> dict[str, Any]:
+        """What `training.json` says."""
+        import diffusers
+
+        plan = self.plan
+        gpu = self.device.type == "cuda"
+        return {
+            "config": plan.config.name,
+            "schedule": describe_schedule(plan.config.schedule),
+            "prediction": plan.config.prediction,
+            "data": {
+                **{"name": plan.data.name, "pictures": len(plan.data.pixels)},
+                **{"shape": plan.shape, "classes": plan.classes},
+            },
+            "settings": dataclasses.asdict(plan.config)
+            | {"seed": plan.seed, "steps": plan.steps, "minutes": plan.minutes, "ema_decay": EMA_DECAY},
+            "parameters": sum(value.numel() for value in self.parameters),
+            "weights": "float16" if half else "float32",
+            "steps": self.steps,
+            "images": self.steps * plan.config.batch_size,
+            "seconds": round(self.seconds, 1),
+            "device": torch.cuda.get_device_name(self.device) if gpu else platform.machine() + " CPU",
+            "precision": "bfloat16 autocast" if gpu else "float32",
+            "versions": {
+                **{"python": platform.python_version(), "torch": torch.__version__},
+                **{"diffusers": diffusers.__version__, "bespoke_solvers": __version__},
+            },
+            "losses": self.curve(),
+        }
+
+
+def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The state in a checkpoint, or None where there is none; one of another training is refused."""
+    if not path.exists():
+        if (path.parent / model_folder.WEIGHTS).exists():
+            raise ValueError(f"{path.parent} holds a model already, and no checkpoint; give another --out")
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        was = state["settings"]
+        other = {name: (was.get(name), value) for name, value in settings.items() if was.get(name) != value}
+    except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is no checkpoint of a training; remove it or give another --out") from error
+    if other:
+        listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
+        raise ValueError(f"{path} is of another training: {listed}; give the same settings or another --out")
+    return state
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """The signals that asked to stop, so that a step is finished first; a second signal stops at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(number, before[number])
+
+    before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def train(
+    plan: Plan,
+    out: Path,
+    *,
+    half: bool = False,
+    compiled: bool | None = None,
+    device: str | torch.device | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train to the end of the plan, going on from `out/checkpoint.pt`; returns what `out/training.json` says.
+
+    Runs on the GPU if there is one, where the network is compiled by default. An interruption (Ctrl-C) writes the
+    checkpoint and raises KeyboardInterrupt.
+    """
+    began = time.monotonic()
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    gpus = [device] if device.type == "cuda" else []
+    checkpoint = out / "checkpoint.pt"
+    state = read_checkpoint(checkpoint, plan.settings)
+    style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    with (
+        interruptible() as asked,
+        torch.random.fork_rng(gpus),
+        tqdm(total=1.0, desc=plan.config.name, bar_format=style, disable=not progress) as bar,
+    ):
+        training = Training(plan, device, compiled=bool(gpus) if compiled is None else compiled)
+        if state is not None:
+            training.resume(state)
+            bar.set_description(f"{plan.config.name}, from step {training.steps}")
+        began -= training.seconds
+        paused = reported = time.monotonic()
+
+        def write_checkpoint() -> None:
+            buffer = io.BytesIO()
+            torch.save(training.state(), buffer)
+            write_atomically(checkpoint, buffer.getvalue())
+
+        while (done := plan.progress(training.steps, training.seconds)) < 1 and not asked:
+            training.step(done)
+            training.seconds = (now := time.monotonic()) - began
+            if training.steps % REPORT == 0:
+                training.report()
+                speed = REPORT * plan.config.batch_size / (time.monotonic() - reported)
+                reported = time.monotonic()
+                bar.set_postfix_str(f"loss {training.history[-1][2]:.4f}, {speed:,.0f} images/s", refresh=False)
+            bar.update(min(1.0, plan.progress(training.steps, training.seconds)) - bar.n)
+            if now - paused > PAUSE:
+                write_checkpoint()
+                training.draw_samples(out)
+                paused = reported = time.monotonic()
+        write_checkpoint()
+        if asked:
+            raise KeyboardInterrupt
+        training.draw_samples(out)
+        record = training.record(half)
+        model_folder.save(training.average, record, out, half)
+    return record

@@ -1,0 +1,399 @@
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
+
+from bespoke_solvers import generic, matching, model_folder, pretrain
+from bespoke_solvers.adapters.diffusers import as_model, load, trained_by_us
+from bespoke_solvers.cli import main
+from bespoke_solvers.data import FORMAT, Pictures
+from bespoke_solvers.matching import Source, network_time, target
+from bespoke_solvers.pretrain import Plan, Training, ema_decay, train
+from bespoke_solvers.pretrain_configs import CONFIGS, OBJECTIVES, Config, configuration, unet
+from bespoke_solvers.table import sample
+from bespoke_solvers.velocity import expand
+
+CPU = torch.device("cpu")
+TINY = Config(
+    **{"name": "tiny", "objective": "fm-ot", "size": 8, "channels": (8, 8), "layers": 1, "attention": (4,)},
+    **{"head_channels": 4, "batch_size": 8, "learning_rate": 4e-3, "dropout": 0.1, "decay": 1.0, "groups": 4},
+    residual=False,
+)
+
+
+def made(count=32, classes=3, size=8) -> Pictures:
+    """Pictures of one grey each, the darker the lower the class."""
+    labels = np.arange(count) % classes
+    pixels = np.broadcast_to((labels * 100).astype(np.uint8)[:, None, None, None], (count, 1, size, size)).copy()
+    return Pictures(pixels, labels, [f"grey {i}" for i in range(classes)], "greys")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The greys as a folder of data."""
+    data = made()
+    np.save(tmp_path / "pixels.npy", data.pixels)
+    np.save(tmp_path / "labels.npy", data.labels)
+    (tmp_path / "data.json").write_text(card(data.name))
+    return tmp_path
+
+
+def card(name):
+    """What `bespoke data` would have written of the greys."""
+    facts = {"format": FORMAT, "name": name, "classes": made().classes, "count": 32, "shape": [1, 8, 8]}
+    return json.dumps(facts)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A training that has ended, its folder and its record."""
+    out = tmp_path_factory.mktemp("trained")
+    record = train(Plan(TINY, made(), steps=120), out, progress=False)
+    return out, record
+
+
+class OnePoint(torch.nn.Module):
+    """What the ideal network gives where all the data is one picture: x0 is known from x and t."""
+
+    dtype, device, config = torch.float32, CPU, SimpleNamespace(num_class_embeds=None)
+
+    def __init__(self, trained, picture):
+        super().__init__()
+        self.trained, self.picture = trained, torch.nn.Parameter(picture)
+
+    def forward(self, x, time, class_labels=None):
+        path = self.trained.schedule(1 - time.double() / 1000)
+        weights = target(self.trained.prediction, path)
+        x0 = (x - expand(path.alpha, x) * self.picture) / expand(path.sigma, x)
+        x1_weight, x0_weight = (expand(weight, x) for weight in weights)
+        return SimpleNamespace(sample=x1_weight * self.picture + x0_weight * x0)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_minimiser_on_one_picture_is_its_known_velocity(objective):
+    """The loss is quadratic in the picture that the network has inside, so two gradients give its minimiser."""
+    config = dataclasses.replace(TINY, objective=objective)
+    pixels = np.array([[60, 200, 200, 60]], dtype=np.uint8).reshape(1, 1, 1, 4)  # its own mirror image
+    x1 = torch.tensor(pixels / 127.5 - 1, dtype=torch.float32)
+    torch.manual_seed(0)
+    batch = Source(Pictures(pixels, None, [], "one"), 0, None, CPU).draw(64, config.schedule)
+    gradients = []
+    for start in (torch.zeros_like(x1), torch.ones_like(x1)):
+        network = OnePoint(config, start)
+        matching.loss(network, config.schedule, config.prediction, batch).backward()
+        gradients.append(network.picture.grad)
+    found = gradients[0] / (gradients[0] - gradients[1])
+    torch.testing.assert_close(found, x1, atol=1e-3, rtol=0)
+
+    network = OnePoint(config, x1).requires_grad_(False)
+    assert matching.loss(network, config.schedule, config.prediction, batch) < 1e-6
+    model = as_model(network, trained_by_us(config.prediction, config.schedule, 0), (1, 1, 4))
+    t, x0 = torch.tensor([0.1, 0.5, 0.9]), torch.randn(3, 1, 1, 4)
+    alpha, sigma, d_alpha, d_sigma = (expand(value, x0) for value in config.schedule(t))
+    velocity = model.bind()(t, alpha * x1 + sigma * x0)
+    torch.testing.assert_close(velocity, d_alpha * x1 + d_sigma * x0, atol=2e-3, rtol=1e-3)
+
+
+def test_the_network_time_and_the_signs_are_those_of_the_shared_models():
+    path = OBJECTIVES["fm-ot"].schedule(torch.tensor([0.3]))
+    assert [weight.item() for weight in target("flow", path)] == [-1, 1], "noise - data"
+    assert network_time(torch.tensor([0.0, 0.25, 1.0])).tolist() == [1000, 750, 0]
+    with pytest.raises(ValueError, match="no loss for the prediction 'score'"):
+        target("score", path)
+
+
+def test_batches_drop_labels_flip_pictures_and_stay_in_the_domain():
+    data = made()
+    left_to_right = np.broadcast_to(np.arange(8, dtype=np.uint8), data.pixels.shape)
+    schedule = OBJECTIVES["eps-vp"].schedule
+    torch.manual_seed(0)
+    batch = Source(dataclasses.replace(data, pixels=data.pixels + left_to_right), 3, 0.2, CPU).draw(20_000, schedule)
+    dropped = batch.labels == 3
+    assert dropped.float().mean().item() == pytest.approx(0.2, abs=0.01)
+    assert torch.equal(batch.labels[~dropped], (batch.pixels[:, 0, 0, 0].long() // 100)[~dropped])
+    assert batch.flip.float().mean().item() == pytest.approx(0.5, abs=0.01)
+    assert 0 <= batch.t.min() < 0.01
+    assert 0.99 < batch.t.max() <= 1 - 0.9e-4, "eps-VP is not trained nearer to the data"
+    unlabelled = Source(dataclasses.replace(data, labels=None), 0, None, CPU).draw(8, schedule)
+    assert unlabelled.labels is None
+
+
+def test_the_loss_falls_and_a_record_is_kept(trained):
+    out, record = trained
+    assert [point[0] for point in record["losses"]] == [50, 100, 120]
+    assert record["losses"][-1][2] < 0.6 * record["losses"][0][2]
+    assert json.loads((out / "training.json").read_text()) == json.loads(json.dumps(record))
+    assert (record["images"], record["steps"], record["schedule"]) == (960, 120, {"name": "CondOT"})
+    assert record["data"] == {"name": "greys", "pictures": 32, "shape": (1, 8, 8), "classes": made().classes}
+    card = (out / "README.md").read_text()
+    assert "# tiny on greys" in card
+    assert "| the network predicts | noise - data |" in card
+    assert '3 is "no class"' in card
+    with Image.open(out / "samples-000120.png") as image:
+        assert image.width / image.height == 8 / 3, "a row for each class"
+
+
+def test_diffusers_loads_the_averaged_weights(trained, tmp_path):
+    from diffusers import UNet2DModel
+
+    out, record = trained
+    average = unet(TINY, 1, 3)
+    average.load_state_dict(torch.load(out / "checkpoint.pt", weights_only=True)["average"])
+    arguments = torch.randn(4, 1, 8, 8), torch.tensor(300.5), torch.arange(4)
+    with torch.no_grad():
+        expected = average.eval()(*arguments).sample
+        loaded = UNet2DModel.from_pretrained(out).eval()
+        torch.testing.assert_close(loaded(*arguments).sample, expected)
+        model_folder.save(average, record | {"weights": "float16"}, tmp_path, half=True)
+        halved = UNet2DModel.from_pretrained(tmp_path, torch_dtype=torch.float32).eval()
+        torch.testing.assert_close(halved(*arguments).sample, expected, atol=0.02, rtol=0.02)
+    size = [(folder / model_folder.WEIGHTS).stat().st_size for folder in (tmp_path, out)]
+    assert size[0] < 0.7 * size[1]
+
+
+def test_the_model_in_the_folder_samples_its_classes(trained):
+    model = load(trained[0])
+    x0 = model.noise(range(24)).x0
+    labels = torch.arange(3).repeat_interleave(8)
+    with torch.no_grad():
+        x1 = sample(generic.baseline("midpoint", 20).on(model), model.bind(labels), x0)
+    assert x1.isfinite().all()
+    brightness = x1.reshape(3, -1).mean(1).tolist()
+    assert brightness == sorted(brightness), "the darker the lower the class"
+
+
+def states(folder):
+    """The checkpoint but for what the clock decides."""
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    return state | {"seconds": 0, "history": [(step, loss) for step, _, loss in state["history"]]}
+
+
+def assert_same(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, list | tuple):
+        for pair in zip(one, other, strict=True):
+            assert_same(*pair)
+    else:
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_an_interrupted_training_ends_where_an_undisturbed_one_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "REPORT", 5)
+    plan = Plan(dataclasses.replace(TINY, warmup=4), made(), steps=12, seed=3)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    before = torch.get_rng_state()
+    train(plan, whole, progress=False)
+    assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers are as they were"
+    step = Training.step
+
+    def interrupted(self, progress):
+        if self.steps in (3, 7):
+            os.kill(os.getpid(), signal.SIGINT)  # in the middle of a step
+        step(self, progress)
+
+    monkeypatch.setattr(Training, "step", interrupted)
+    for done in (4, 8):
+        with pytest.raises(KeyboardInterrupt):
+            train(plan, parts, progress=False)
+        assert states(parts)["steps"] == done
+        assert [file.name for file in parts.iterdir()] == ["checkpoint.pt"]
+        torch.randn(3)
+    train(plan, parts, progress=False)
+    assert_same(states(parts), states(whole))
+    read = [(folder / model_folder.WEIGHTS).read_bytes() for folder in (whole, parts)]
+    assert read[0] == read[1]
+    monkeypatch.setattr(Training, "step", lambda *_: pytest.fail("it had ended"))
+    train(plan, parts, progress=False)
+
+
+def test_a_time_limit_ends_the_training_and_the_learning_rate(tmp_path, monkeypatch):
+    """A clock that a step puts forward by a second, and an interruption after 20 of them."""
+    clock, rates = itertools.count(), []
+    now = [0.0]
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pretrain, "PAUSE", 25.0)
+
+    def step(self, progress):
+        rates.append(self.learning_rate(progress))
+        now[0] += 1
+        self.steps += 1
+        if next(clock) == 19:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Training, "step", step)
+    monkeypatch.setattr(Training, "draw_samples", lambda self, folder: drawn.append(self.steps))
+    drawn = []
+    plan = Plan(dataclasses.replace(TINY, warmup=10), made(), minutes=1.0)
+    with pytest.raises(KeyboardInterrupt):
+        train(plan, tmp_path, progress=False)
+    now[0] = 5000.0
+    record = train(plan, tmp_path, progress=False)
+    assert (record["steps"], record["seconds"]) == (60, 60)
+    assert drawn == [46, 60], "after the pause, and at the end"
+    assert rates[:10] == pytest.approx([4e-3 * (i + 1) / 10 * (1 - i / 60) for i in range(10)])
+    assert rates[10:] == pytest.approx([4e-3 * (1 - i / 60) for i in range(10, 60)])
+    assert rates[-1] < 0.02 * max(rates)
+
+
+def test_the_average_follows_with_a_warm_up():
+    assert ema_decay(0) == pytest.approx(0.1)
+    assert ema_decay(1000) == pytest.approx(1001 / 1010)
+    assert ema_decay(10**6) == pretrain.EMA_DECAY
+    with torch.random.fork_rng():
+        training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
+        expected = training.parameters[0].detach().clone()
+        for k in range(4):
+            training.step(0.0)
+            expected.lerp_(training.parameters[0].detach(), 1 - (1 + k) / (10 + k))
+    assert torch.equal(training.averages[0], expected)
+    assert not torch.equal(expected, training.parameters[0])
+
+
+def test_the_curve_is_short_and_a_loss_without_number_stops(monkeypatch):
+    with torch.random.fork_rng():
+        training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
+    training.history = [(50 * (i + 1), 1.0 * i, float(i)) for i in range(999)]
+    training.steps = 50 * 999
+    curve = training.curve()
+    assert len(curve) == 200
+    assert curve[0] == [250, 4.0, 2.0]
+    assert curve[-1][:2] == [49_950, 998.0]
+    training.steps += 50
+    training.running += torch.nan
+    with pytest.raises(ValueError, match=r"the loss is nan after 50000 steps; .* smaller --learning-rate"):
+        training.report()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_small_networks_are_small(objective):
+    """At most 4 MB in float16, and 0.5 GFLOP for an evaluation."""
+    with torch.device("meta"):
+        network = unet(CONFIGS[f"small-{objective}"], 3, 10)
+        with FlopCounterMode(display=False) as counter:
+            network(torch.zeros(1, 3, 32, 32), torch.zeros(1), torch.zeros(1, dtype=torch.long))
+    assert 2 * sum(value.numel() for value in network.parameters()) <= 4e6
+    assert counter.get_total_flops() <= 0.5e9
+
+
+PARAMETERS = {  # in millions: Dhariwal & Nichol's table of ImageNet models; the others as built here
+    **{"imagenet64-fm-ot": 296, "imagenet128-fm-ot": 422, "afhq256-fm-ot": 537, "cifar10-fm-ot": 71},
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_networks_of_the_paper_can_be_built(name):
+    config = CONFIGS[name]
+    with torch.device("meta"):
+        network = unet(config, 3, 1000 if "imagenet" in name else 0)
+        labels = torch.zeros(1, dtype=torch.long) if "imagenet" in name else None
+        x = torch.zeros(1, 3, config.size, config.size)
+        assert network(x, torch.zeros(1), labels).sample.shape == x.shape
+    assert sum(value.numel() for value in network.parameters()) / 1e6 == pytest.approx(PARAMETERS[name], rel=0.005)
+
+
+def test_configurations_follow_the_table():
+    page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text()
+    assert all(name in page for name in CONFIGS)
+    assert configuration("small-fm-ot", batch_size=7, learning_rate=None).batch_size == 7
+    assert CONFIGS["cifar10-eps-vp"].learning_rate == 5e-4
+    assert [CONFIGS[f"imagenet64-{o}"].prediction for o in OBJECTIVES] == ["flow", "v", "epsilon"]
+
+
+def test_a_network_without_labels_has_no_classes(tmp_path):
+    config = dataclasses.replace(TINY, objective="fm-v-cs", residual=True)
+    record = train(Plan(config, dataclasses.replace(made(), labels=None), steps=1), tmp_path, progress=False)
+    assert (record["prediction"], record["data"]["classes"]) == ("v", [])
+    assert "The network has no classes." in (tmp_path / "README.md").read_text()
+    model = load(tmp_path)
+    assert model.velocity(torch.tensor(0.5), model.noise([0]).x0).isfinite().all()
+    assert Plan(dataclasses.replace(TINY, label_dropout=None), made(), steps=1).classes == []
+
+
+def command(capsys, *arguments) -> tuple[int, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return end.value.code, printed.out + printed.err
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(CONFIGS, "tiny", TINY)
+
+
+def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys, tiny, monkeypatch):
+    arguments = ["pretrain", "tiny", "--data", folder, "--out", folder / "out", "--quiet", "--steps"]
+    code, printed = command(capsys, *arguments, 2, "--batch-size", 4, "--half")
+    assert (code, "tiny, 2 steps, 8 pictures seen" in printed) == (0, True)
+    code, printed = command(capsys, *arguments, 3, "--batch-size", 4)
+    assert (code, "3 steps, 12 pictures" in printed) == (0, True)
+    code, printed = command(capsys, *arguments, 3, "--batch-size", 5, "--seed", 1)
+    assert (code, len(printed.strip().splitlines())) == (1, 1)
+    assert "is of another training: batch_size 4 (here 5); seed 0 (here 1)" in printed
+    monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(TINY, name="tinier"))
+    (folder / "data.json").write_text(card("blues"))
+    _, printed = command(capsys, *arguments, 3, "--batch-size", 4)
+    assert "config tiny (here tinier); data greys (here blues)" in printed
+    (folder / "out" / "checkpoint.pt").write_text("something")
+    _, printed = command(capsys, *arguments, 3)
+    assert "checkpoint.pt is no checkpoint of a training; remove it" in printed
+    (folder / "out" / "checkpoint.pt").unlink()
+    _, printed = command(capsys, *arguments, 3)
+    assert "holds a model already, and no checkpoint; give another --out" in printed
+
+
+REFUSALS = {
+    "tinny --data . --out o --steps 1": "unknown configuration 'tinny'; expected one of small-fm-ot, small-fm-v-cs",
+    "tiny --data . --out o": "give either steps or minutes, got steps = None and minutes = None",
+    "tiny --data . --out o --steps 1 --minutes 2": "got steps = 1 and minutes = 2.0",
+    "tiny --data . --out o --steps 0": "steps or minutes must be positive, got 0",
+    "tiny --data . --out o --minutes -1": "must be positive, got -1.0",
+    "tiny --data none --out o --steps 1": "there is no prepared data set in none",
+    "tiny --data . --out data.json --steps 1": "data.json is a file; expected a folder",
+    "small-fm-ot --data . --out o --steps 1": "pictures of 1 or 3 colours x 32 x 32, but greys has 1 x 8 x 8",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSALS)
+def test_bad_input_ends_in_one_sentence_and_leaves_nothing(arguments, folder, capsys, tiny, monkeypatch):
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    code, printed = command(capsys, "pretrain", *arguments.split())
+    assert code == 1
+    assert REFUSALS[arguments] in printed
+    assert len(printed.strip().splitlines()) == 1
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_diffusers_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(ValueError, match="pip install diffusers"):
+        unet(TINY, 1, 0)
+
+
+def test_a_source_tree_runs_without_the_tools_of_the_tests():
+    code = (
+        "import sys, runpy; sys.modules['beartype'] = None; sys.argv = ['bespoke', 'pretrain', '--help'];"
+        "runpy.run_module('bespoke_solvers.cli', run_name='__main__')"
+    )
+    source = Path(pretrain.__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--minutes" in done.stdout
