@@ -41,6 +41,15 @@ def test_the_walk_through_for_an_own_model(tmp_path):
     assert "torch.Size([1000, 2]) with 8 evaluations" in printed[-1]
 
 
+def test_the_examples_of_models(tmp_path):
+    edm, guided = run_blocks(ROOT / "docs" / "models.md", tmp_path)
+    for printed in (edm, guided):
+        fitted = re.search(r"RMSE (\S+) \(.*at the same cost (\S+) ", printed)
+        assert float(fitted[1]) < 0.2 * float(fitted[2])
+    assert "ns-bespoke" in guided
+    assert '"guidance": 2.0' in (tmp_path / "guidance.json").read_text()
+
+
 def test_the_program_in_the_readme_prints_what_it_says(tmp_path):
     text = (ROOT / "README.md").read_text()
     (printed,) = run_blocks(ROOT / "README.md", tmp_path)
