@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import bespoke_solvers
 from bespoke_solvers import comparison, data, fid, inception, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
@@ -124,6 +125,12 @@ def test_the_command(folder, tmp_path, monkeypatch):
     assert written["judged"] == 8
     assert {"fid", "kid"} <= set(written["exact"])
     assert all({"fid", "kid"} <= set(row) for row in written["rows"])
+    few += ["--nfe", "3", "--effort", "low", "--overwrite", *options[:6]]
+    chosen = runner.invoke(app, ["fit", "toy:digits", *few, "--out", str(solver)])
+    assert chosen.exit_code == 0, chosen.output
+    ratings = bespoke_solvers.load(solver).fit["ratings"]
+    assert [iteration for iteration, _ in ratings] == [0, 21]
+    assert all(rating > 0 for _, rating in ratings)
     dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
     assert "on 8 samples for FID" in dry.output
     assert not (tmp_path / "other").exists()

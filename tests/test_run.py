@@ -12,6 +12,7 @@ from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.stages import Adam, ClosedForm
+from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Counter
 from chains import CHAINED, CLOSED, SMALL, entries, fit
 
@@ -169,3 +170,42 @@ def test_adam_leaves_a_start_that_went_astray_too():
     assert Adam.better(None, fine, astray)
     assert not Adam.better(None, astray, fine)
     assert not Adam.better(None, Quality(0.2, 40.0), fine), "the paper chooses by RMSE"
+
+
+def test_a_rating_of_ones_own_decides(model, bank):
+    """The lowest wins, wherever it comes, and what the rating evaluates is counted."""
+    tables, spent = [], {}
+
+    def rating_by(samples):
+        given = iter([5.0, 4.0, 1.0, 3.0, 1.0, 2.0, 2.0, 2.0])
+
+        def rate(table, model):
+            tables.append(table)
+            if samples:
+                sample(table, model.bind(), torch.zeros(samples, 2))
+            return next(given)
+
+        return rate
+
+    for samples in (0, 7):
+        tables.clear()
+        rated = fit(model, bank, rate=rating_by(samples), **CHAINED)
+        spent[samples] = rated.fit["evaluations"]["forward"]
+        iterations, ratings = zip(*rated.fit["ratings"], strict=True)
+        assert list(iterations) == [row[0] for row in rated.fit["history"]]
+        assert rated.fit["best_iteration"] == iterations[2], "the first of two equals"
+        torch.testing.assert_close(rated.table.b, tables[2].b)
+    assert spent[7] - spent[0] == 7 * 3 * len(ratings)
+
+
+def test_a_rated_fit_goes_on_with_its_ratings(model, bank, tmp_path):
+    def rate(table, model):
+        return float(table.t[-1])
+
+    whole = fit(model, bank, rate=rate, **CHAINED)
+    fit(model, bank, rate=rate, checkpoint=tmp_path / "c", **CHAINED | {"iterations": 1})
+    resumed = fit(model, bank, rate=rate, checkpoint=tmp_path / "c", **CHAINED)
+    assert resumed.fit["ratings"] == whole.fit["ratings"]
+    assert torch.equal(entries(resumed), entries(whole))
+    with pytest.raises(ValueError, match=r"another fit: rated True \(here False\)"):
+        fit(model, bank, checkpoint=tmp_path / "c", **CHAINED)

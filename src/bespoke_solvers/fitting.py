@@ -23,7 +23,7 @@ from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.projection import Projection
 from bespoke_solvers.reference import Paths, solve
-from bespoke_solvers.run import Planned, Run
+from bespoke_solvers.run import Planned, Rate, Run
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.stages import FINALISTS, Adam, ClosedForm, Loss, Stage
 from bespoke_solvers.table import Table
@@ -107,6 +107,7 @@ def fit(
     validation_paths: int = 256,
     validate_every: int = 25,
     bank: Bank | None = None,
+    rate: Rate | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Solver:
@@ -122,6 +123,7 @@ def fit(
     learning_rate, validate_every: Adam's.
     bank: where exact paths are kept, in what batches; by default in memory, 32 at a time. For a half-precision network
     it may be that of the same model in full precision, so that the rounding is fitted, too.
+    rate: what the best step is chosen by, the lower the better, in place of RMSE and PSNR on held-out noise: FID, say.
     checkpoint: a file written after each validation; where it exists, the fit goes on from it.
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
@@ -156,6 +158,7 @@ def fit(
         "learning_rate": learning_rate,
         "validation_paths": validation_paths,
         "validate_every": validate_every,
+        "rated": rate is not None,
     }
 
     solving = time.monotonic() - started
@@ -174,7 +177,7 @@ def fit(
                 return GaussNewton(EndPoint(learner, source))
         return Adam(learner, source.turn, bespoke_loss, learning_rate, validate_every)
 
-    run = Run(learner, model, choose, settings, description, checkpoint)
+    run = Run(learner, model, choose, settings, description, checkpoint, rate)
     if not run.history:
         run.evaluations["reference"] = source.evaluations + round(choose.evaluations * len(choose.x1))
     plan = [Planned(name, functools.partial(stage, name), most) for name, most in zip(names, steps, strict=True)]
@@ -184,6 +187,7 @@ def fit(
         "seconds": round(run.seconds + solving, 1),
         "iterations": run.iteration,
         "best_iteration": run.best_iteration,
+        "ratings": [list(row) for row in run.ratings],
         "history": [[value if value is not None and isfinite(value) else None for value in row] for row in run.history],
     }
     return _solver(learner, model, description, report, settings | course)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,25 +12,30 @@ from bespoke_solvers import data, fid, inception
 from bespoke_solvers.pictures import to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import Model, noise_seeds
+from bespoke_solvers.velocity import Model, NoiseSet, noise_seeds
 
 KEPT = 10_000  # features of each set, for KID
 
 
 @dataclass(frozen=True)
 class Judge:
-    """The statistics of the real pictures, and on how many samples of the reporting noise a table is judged."""
+    """The statistics of the real pictures, and on how many samples of which noise a table is judged."""
 
     real: fid.Statistics
     features: fid.Features
     count: int = 50_000
     seed: int = 0
     batch_size: int = 128
+    noise_set: NoiseSet = "report"
 
     def table(self, table: Table, model: Model, progress: bool = False) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
-        batches = fid.samples(table, [model], self.count, seed=self.seed, batch_size=self.batch_size, progress=progress)
-        return self._figures(batches)
+        noise: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
+        return self._figures(fid.samples(table, [model], self.count, progress=progress, **noise))
+
+    def fid(self, table: Table, model: Model) -> float:
+        """FID alone, to choose by (`fit(rate=judge.fid)`)."""
+        return self.table(table, model)["fid"]
 
     def exact(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples from the same noise."""
@@ -37,7 +43,7 @@ class Judge:
         def batches() -> Iterator[Tensor]:
             for start in range(0, self.count, self.batch_size):
                 size = min(self.batch_size, self.count - start)
-                noise = model.noise(noise_seeds("report", self.seed, start, size))
+                noise = model.noise(noise_seeds(self.noise_set, self.seed, start, size))
                 yield to_uint8(solve(model, noise, rtol=tolerance, atol=tolerance).x1).permute(0, 3, 1, 2)
 
         return self._figures(batches())

@@ -1,5 +1,6 @@
 """The course of a fit: its stages one after another, validated, the best kept, and resumed from a checkpoint."""
 
+import dataclasses
 import io
 import math
 import os
@@ -18,7 +19,10 @@ from bespoke_solvers.evaluation import HeldOut, Quality
 from bespoke_solvers.families import Family
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.stages import Stage
+from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model
+
+Rate = Callable[[Table, Model], float]  # of a table on the model; the lower the better
 
 
 class Planned(NamedTuple):
@@ -30,14 +34,14 @@ class Planned(NamedTuple):
 
 
 class Run:
-    """What changes during a fit of `family`, which is left at the step that was best on the choosing set.
+    """What changes during a fit of `family`, which is left at the step that was best on the choosing set, or by `rate`.
 
     `settings` and `description` (of the model) say which fit it is, so that no other one goes on from its checkpoint.
     """
 
     KEPT = (
         *("settings", "description", "stage", "done", "state", "iteration", "history", "evaluations", "seconds"),
-        *("best", "best_iteration", "best_quality"),
+        *("best", "best_iteration", "best_quality", "ratings"),
     )
 
     def __init__(
@@ -48,8 +52,9 @@ class Run:
         settings: dict[str, Any],
         description: dict[str, Any],
         checkpoint: str | os.PathLike[str] | None,
+        rate: Rate | None = None,
     ) -> None:
-        self.family, self.model, self.choose = family, model, choose
+        self.family, self.model, self.choose, self.rate = family, model, choose, rate
         self.settings, self.description = settings, description
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.stage, self.done, self.state = 0, 0, dict[str, Any]()
@@ -57,6 +62,7 @@ class Run:
         self.best: dict[str, Tensor] = {}
         self.best_quality = (math.inf, -math.inf)  # RMSE, PSNR
         self.history: list[tuple[int, float | None, float, float]] = []
+        self.ratings: list[tuple[int, float]] = []
         # The cost in evaluations of u: exact paths (a kept one once), samples and losses, gradients.
         self.evaluations = {"reference": 0, "forward": 0, "backward": 0}
         self.seconds = 0.0
@@ -95,9 +101,17 @@ class Run:
 
     def _validate(self, stage: Stage | None, loss: float | None) -> None:
         """Measure the solver on the choosing set, keep it if it is better, and write the checkpoint."""
-        quality = self.choose.quality(self.family().detach().on(self.model), self.model)
+        table = self.family().detach().on(self.model)
+        quality = self.choose.quality(table, self.model)
         self.evaluations["forward"] += self.family.nfe * len(self.choose.x1)
-        if stage is None or stage.better(quality, Quality(*self.best_quality)):
+        better = stage is None or stage.better(quality, Quality(*self.best_quality))
+        if self.rate is not None:
+            counter = Counter(self.model.velocity)
+            rating = self.rate(table, dataclasses.replace(self.model, velocity=counter))
+            self.evaluations["forward"] += counter.evaluations
+            better = all(rating < other for _, other in self.ratings)
+            self.ratings.append((self.iteration, rating))
+        if better:
             self.best = {name: value.clone() for name, value in self.family.state_dict().items()}
             self.best_iteration, self.best_quality = self.iteration, (quality.rmse, quality.psnr)
         self.history.append((self.iteration, loss, *quality))

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from bespoke_solvers.judge import Judge, inception_on_device, real_pictures
 from bespoke_solvers.solver import Solver, available, load
+from bespoke_solvers.velocity import NoiseSet
 
 ModelName = Annotated[
     str,
@@ -18,6 +20,13 @@ ModelName = Annotated[
 ]
 Guidance = Annotated[
     float | None, typer.Option(help="Scale of classifier-free guidance; for class-conditional folders of diffusers.")
+]
+FidTo = Annotated[
+    Path | None, typer.Option(help="Measure FID to this folder of `bespoke data`, or to this .npz file of statistics.")
+]
+FidSamples = Annotated[int, typer.Option(min=2, help="How many samples to measure it on.")]
+InceptionFile = Annotated[
+    Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 
@@ -56,6 +65,12 @@ def output_folder(path: Path) -> Path:
     if not os.access(path, os.W_OK):
         raise ValueError(f"the output folder {path} cannot be written; choose another place or change its permissions")
     return path
+
+
+def judge(to: Path, inception: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet) -> Judge:
+    """What measures FID and KID to real pictures."""
+    features = inception_on_device(inception)
+    return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set)
 
 
 def in_figures(validation: dict[str, Any]) -> str:

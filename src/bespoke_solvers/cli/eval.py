@@ -6,9 +6,19 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import comparison, dedicated
-from bespoke_solvers import judge as judging
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, numbers, output_folder, solvers
+from bespoke_solvers.cli.common import (
+    FidSamples,
+    FidTo,
+    Guidance,
+    InceptionFile,
+    ModelName,
+    Quiet,
+    judge,
+    numbers,
+    output_folder,
+    solvers,
+)
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
 
@@ -28,14 +38,9 @@ def eval(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact samples.")] = 1e-5,
     bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again; by default OUT/bank.")] = None,
-    fid: Annotated[
-        Path | None,
-        typer.Option(help="Measure FID and KID, too, to this folder of `bespoke data` or .npz file of statistics."),
-    ] = None,
-    fid_samples: Annotated[int, typer.Option(min=2, help="How many samples to measure them on.")] = 50_000,
-    inception: Annotated[
-        Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
-    ] = None,
+    fid: FidTo = None,
+    fid_samples: FidSamples = 50_000,
+    inception: InceptionFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     guidance: Guidance = None,
@@ -43,9 +48,9 @@ def eval(
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures.
 
-    With --fid, also how close their samples are to real pictures, beside the exact samples.
+    With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
-    found, resolved, judge = solvers(solver), resolve(model, guidance), None
+    found, resolved = solvers(solver), resolve(model, guidance)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
     methods = comparison.methods(found, names, numbers(nfe), resolved)
@@ -60,15 +65,13 @@ def eval(
             typer.echo(f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more")
         typer.echo(f"and the exact samples; figures and pictures in {out}")
         return
-    if fid:
-        features = judging.inception_on_device(inception)
-        judge = judging.Judge(judging.real_pictures(fid, features), features, fid_samples, seed, batch_size)
+    by = judge(fid, inception, fid_samples, seed, batch_size, "report") if fid else None
     output_folder(out)
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB, rtol=tolerance, atol=tolerance)
     if everything:
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
         methods = comparison.methods(found, names, numbers(nfe), resolved, choose)
-    result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=judge)
+    result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by)
     typer.echo(comparison.as_text(result))
     for name, tables in methods.items():
         left_out = set(numbers(nfe)) - {table.nfe for table in tables}

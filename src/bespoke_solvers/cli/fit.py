@@ -8,7 +8,18 @@ import typer
 
 from bespoke_solvers import dedicated, families, fitting, portfolio
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, in_figures, numbers, output_file
+from bespoke_solvers.cli.common import (
+    FidSamples,
+    FidTo,
+    Guidance,
+    InceptionFile,
+    ModelName,
+    Quiet,
+    in_figures,
+    judge,
+    numbers,
+    output_file,
+)
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.models import resolve
 from bespoke_solvers.solver import save
@@ -47,13 +58,19 @@ def fit(
         ),
     ] = None,
     budget: Annotated[float, typer.Option(min=0.0, help="The most GiB that the bank may take.")] = 4.0,
+    fid: FidTo = None,
+    fid_samples: FidSamples = 10_000,
+    inception: InceptionFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     guidance: Guidance = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a solver for MODEL. An interrupted fit goes on where it was when the same command is given again."""
+    """Make a solver for MODEL. An interrupted fit goes on where it was when the same command is given again.
+
+    With --fid, the best step is the one of the lowest FID, rather than that closest to the exact samples.
+    """
     output_file(out, ".json")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
@@ -76,6 +93,8 @@ def fit(
         typer.echo(f"output      {out}; until it is there, checkpoints beside it")
         return
     kept = Bank(resolved, folder, batch_size=batch_size, budget=int(budget * GIB), rtol=tolerance, atol=tolerance)
+
+    by = judge(fid, inception, fid_samples, seed, batch_size, "choose") if fid else None
 
     def begin(n: int) -> Table | None:
         if start == "best":
@@ -106,6 +125,7 @@ def fit(
                     learning_rate=learning_rate,
                     validation_paths=validation_paths,
                     bank=kept,
+                    rate=by.fid if by else None,
                     checkpoint=checkpoints[-1],
                     progress=not quiet,
                 )
