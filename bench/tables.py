@@ -1,6 +1,7 @@
 """Tables and pictures from the store of bench.frontier: python -m bench.tables [MODEL ...] [--pictures FOLDER]."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,27 @@ def costs(records: list[dict[str, Any]], nfe: int) -> str:
     return "\n".join(lines)
 
 
+def into(page: Path, printed: dict[str, str]) -> None:
+    """Replace the table after each mark, <!-- table toy:digits --> or, of the store `paths`, <!-- table toy:digits paths -->,
+    by the one that was printed.
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        return found[1] + printed.get(found[2], found[3]) + "\n"
+
+    page.write_text(re.sub(r"(<!-- (.*?) -->\n\n)((?:\|.*\n)*)", replaced, page.read_text()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="*", help="by default all")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there")
     options = parser.parse_args()
-    store = Store(options.store)
+    store, printed = Store(options.store), dict[str, str]()
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
         records = [record for record in store.of(model) if record["seed"] == options.seed]
         records.sort(key=lambda record: ORDER.index(record["method"]))
@@ -64,9 +77,11 @@ def main() -> None:
         samples = ", ".join(str(count) for count in sorted({record["samples"] for record in records}))
         error = max(record["reference_error"] for record in records)
         print(f"\n{model}: RMSE / PSNR on {samples} samples, exact to {error:.0e}\n")
-        print(table(records))
+        name = model if options.store.name == "frontier" else f"{model} {options.store.name}"
+        printed |= {f"table {name}": table(records), f"costs {name}": costs(records, options.cost_at)}
+        print(printed[f"table {name}"])
         print(f"\nCost of the fits at {options.cost_at} NFE, in evaluations of the model:\n")
-        print(costs(records, options.cost_at))
+        print(printed[f"costs {name}"])
         if options.pictures:
             options.pictures.mkdir(parents=True, exist_ok=True)
             budgets = {
@@ -80,6 +95,8 @@ def main() -> None:
             lines = [r | {"nfe": r.get("used", r["nfe"])} for r in lines]
             figure = pictures.errors_against_nfe(lines, DEFAULT)
             pictures.save(figure, options.pictures / f"{model.replace(':', '-')}.png")
+    if options.into:
+        into(options.into, printed)
 
 
 if __name__ == "__main__":

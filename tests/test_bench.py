@@ -17,6 +17,17 @@ def run(module: str, *arguments: object) -> str:
     return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
+    page, copy = ROOT / "docs" / "results.md", tmp_path / "results.md"
+    copy.write_text(page.read_text().replace("0.0", "9.9"))
+    for store in ("frontier", "paths"):
+        run("bench.tables", "--store", ROOT / "bench" / "results" / store, "--into", copy)
+    marked = [part.partition("-->")[2].split("\n\n")[1] for part in copy.read_text().split("<!-- ")[1:]]
+    assert len(marked) > 8
+    for table in marked:
+        assert table in page.read_text()
+
+
 def test_a_run_computes_only_what_is_missing(tmp_path):
     frontier = ["toy:checkerboard", *QUICK, "--store", tmp_path, "--method"]
     first = run("bench.frontier", *frontier, *METHODS[:3])
