@@ -49,8 +49,9 @@ def costs(records: list[dict[str, Any]], nfe: int) -> str:
 
 
 def into(page: Path, printed: dict[str, str]) -> None:
-    """Replace the table after each mark, <!-- table toy:digits --> or, of the store `paths`, <!-- table toy:digits paths -->,
-    by the one that was printed.
+    """Replace the table after each mark by the one that was printed.
+
+    A mark is <!-- table toy:digits --> or, for the store `paths`, <!-- table toy:digits paths -->.
     """
 
     def replaced(found: re.Match[str]) -> str:
