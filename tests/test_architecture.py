@@ -13,10 +13,6 @@ PACKAGE = Path(bespoke_solvers.__file__).parent
 LAYERS = [
     "precision",
     "files",
-    "sources",
-    "cifar",
-    "idx",
-    "photos",
     "data",
     "schedules",
     "velocity",

@@ -21,7 +21,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bespoke_solvers import cifar, data, photos
+from bespoke_solvers import data
+from bespoke_solvers.data import cifar, photos
 from test_cli import refused, run
 
 RNG = np.random.default_rng(0)

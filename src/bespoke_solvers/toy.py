@@ -71,7 +71,7 @@ def digits(
     dtype: torch.dtype = torch.float32,
 ) -> Model:
     """Handwritten 8 x 8 digits (UCI, 1,797 pictures) as centres, pixels / 8 - 1."""
-    with as_file(files("bespoke_solvers") / "data" / "digits.safetensors") as path:
+    with as_file(files("bespoke_solvers") / "digits.safetensors") as path:
         pixels = load_file(path)["pixels"]
     if not 1 <= centres <= len(pixels):
         raise ValueError(f"there are 1 to {len(pixels)} digits to take as centres, got {centres}")

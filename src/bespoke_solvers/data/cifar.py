@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from bespoke_solvers.sources import Portion, Source, blaming
+from bespoke_solvers.data.sources import Portion, Source, blaming
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SPLITS = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}

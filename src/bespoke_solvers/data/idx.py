@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bespoke_solvers.sources import Portion, Source, blaming
+from bespoke_solvers.data.sources import Portion, Source, blaming
 
 STEMS = {"train": "train", "test": "t10k"}
 PORTION = 2**22  # bytes read at a time

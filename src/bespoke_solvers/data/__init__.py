@@ -18,9 +18,9 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import cifar, idx, photos
+from bespoke_solvers.data import cifar, idx, photos
+from bespoke_solvers.data.sources import Source, blaming
 from bespoke_solvers.files import write_atomically
-from bespoke_solvers.sources import Source, blaming
 
 FORMAT = "bespoke-solvers pictures 1"
 CONTENT = ("split", "classes", "count", "shape", "sha256", "labels_sha256")
