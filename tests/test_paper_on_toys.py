@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 METHODS = ["euler", "midpoint", "rk1-bespoke, bound", "rk2-bespoke, bound"]
-SETTINGS = ["--samples", "1024", "--batch-size", "32", "--tolerance", "1e-5"]
+SETTINGS = ["--samples", "1024", "--batch-size", "32", "--tolerance", "1e-5", "--validate-every", "100"]
 
 
 @pytest.mark.parametrize(
