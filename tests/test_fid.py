@@ -190,7 +190,7 @@ def test_useless_features_are_refused(two):
 
 
 def test_inception_is_the_default(two, monkeypatch):
-    monkeypatch.setattr(module.inception, "load", lambda device: FEATURES)
+    monkeypatch.setattr(module.inception, "load", lambda: FEATURES)
     assert torch.equal(statistics([two[0]]).mean, statistics([two[0]], FEATURES).mean)
 
 

@@ -105,7 +105,7 @@ def test_statistics_of_a_data_set_are_kept_in_it(folder):
 def test_the_command(folder, tmp_path, monkeypatch):
     weights, asked = tmp_path / "weights.pth", []
 
-    def load(path, device):
+    def load(path):
         asked.append(path)
         return features
 

@@ -15,10 +15,10 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from bespoke_solvers import generic, matching, model_folder, pretrain
-from bespoke_solvers.adapters.diffusers import as_model, load, trained_by_us
+from bespoke_solvers.adapters.diffusers import as_model, load, network_time, trained_by_us
 from bespoke_solvers.cli import main
 from bespoke_solvers.data import FORMAT, Pictures
-from bespoke_solvers.matching import Source, network_time, target
+from bespoke_solvers.matching import Source, target
 from bespoke_solvers.pretrain import Plan, Training, ema_decay, train
 from bespoke_solvers.pretrain_configs import CONFIGS, OBJECTIVES, Config, configuration, unet
 from bespoke_solvers.table import sample

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,14 @@ class Statistics:
             if not value.isfinite().all():
                 raise ValueError(f"{name} holds a number that is not finite")
 
+    @cached_property
+    def factor(self) -> Float[Tensor, "d rank"]:
+        """L with L L^T = covariance, without the eigenvalues that are rounding."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        real = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
+        factor: Tensor = vectors[:, real] * values[real].sqrt()
+        return factor
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz file, with mean and covariance under the names of pytorch-fid's, `mu` and `sigma`."""
         buffer = io.BytesIO()
@@ -77,7 +86,7 @@ def statistics(batches: Iterable[Tensor], features: Features | None = None, keep
     kept for KID: all if there are no more, or else a random choice, since pictures may be sorted.
     """
     if features is None:
-        features = inception.load(device="cuda" if torch.cuda.is_available() else "cpu")
+        features = inception.load()
     generator = torch.Generator().manual_seed(0)
     count, mean, scatter = 0, torch.zeros(0), torch.zeros(0)
     for pictures in batches:
@@ -165,17 +174,9 @@ def fid(a: Statistics, b: Statistics) -> float:
     eigenvalues of C_a C_b, loses half of the digits, most where fewer pictures than features make C singular.
     """
     _check_alike(a.mean, b.mean)
-    overlap = torch.linalg.svdvals(_factor(a.covariance).T @ _factor(b.covariance)).sum()
+    overlap = torch.linalg.svdvals(a.factor.T @ b.factor).sum()
     traces = a.covariance.trace() + b.covariance.trace()
     return float((a.mean - b.mean).square().sum() + traces - 2 * overlap)
-
-
-def _factor(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d rank"]:
-    """L with L L^T = covariance, without the eigenvalues that are rounding."""
-    values, vectors = torch.linalg.eigh(covariance)
-    real = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
-    factor: Tensor = vectors[:, real] * values[real].sqrt()
-    return factor
 
 
 class Kid(NamedTuple):

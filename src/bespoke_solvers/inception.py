@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bespoke_solvers.precision import full_float32
+from bespoke_solvers.velocity import default_device
 
 FILE = "pt_inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{FILE}"
@@ -207,13 +208,16 @@ def resized(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c 299 299"]:
     return x
 
 
-def load(weights: str | os.PathLike[str] | None = None, device: str | torch.device = "cpu") -> Inception:
-    """The network with its weights: from a file, or else from torch.hub's cache, or else from the release on GitHub."""
+def load(weights: str | os.PathLike[str] | None = None, device: str | torch.device | None = None) -> Inception:
+    """The network with its weights: from a file, or else from torch.hub's cache, or else from the release on GitHub.
+
+    It is on the GPU where there is one, unless a device is given.
+    """
     with torch.device("meta"):
         network = Inception()
     state = _read(Path(weights) if weights is not None else _cached(), network)
     network.load_state_dict(state, assign=True)
-    return network.to(device).requires_grad_(False)
+    return network.to(device or default_device()).requires_grad_(False)
 
 
 def _cached() -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespoke_solvers import data, fid, inception
+from bespoke_solvers import data, fid
 from bespoke_solvers.pictures import to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
@@ -28,14 +28,13 @@ class Judge:
     batch_size: int = 128
     noise_set: NoiseSet = "report"
 
-    def table(self, table: Table, model: Model, progress: bool = False) -> dict[str, float]:
+    def table(self, table: Table, model: Model) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
-        noise: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
-        return self._figures(fid.samples(table, [model], self.count, progress=progress, **noise))
+        return self._figures(self._samples(table, model))
 
     def fid(self, table: Table, model: Model) -> float:
         """FID alone, to choose by (`fit(rate=judge.fid)`)."""
-        return self.table(table, model)["fid"]
+        return fid.fid(fid.statistics(self._samples(table, model), self.features), self.real)
 
     def exact(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples from the same noise."""
@@ -47,6 +46,10 @@ class Judge:
                 yield to_uint8(solve(model, noise, rtol=tolerance, atol=tolerance).x1).permute(0, 3, 1, 2)
 
         return self._figures(batches())
+
+    def _samples(self, table: Table, model: Model) -> Iterator[Tensor]:
+        where: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
+        return fid.samples(table, [model], self.count, **where)
 
     def _figures(self, batches: Iterator[Tensor]) -> dict[str, float]:
         drawn = fid.statistics(batches, self.features, keep=min(KEPT, self.count))
@@ -70,8 +73,3 @@ def real_pictures(path: Path, features: fid.Features) -> fid.Statistics:
         )
         fid.statistics(batches, features, keep=KEPT).save(kept)
     return fid.load(kept)
-
-
-def inception_on_device(weights: Path | None) -> fid.Features:
-    """The usual Inception, on the GPU where there is one."""
-    return inception.load(weights, device="cuda" if torch.cuda.is_available() else "cpu")

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from bespoke_solvers.adapters.diffusers import network_time
 from bespoke_solvers.data import Pictures
 from bespoke_solvers.schedules import Path, Schedule
 from bespoke_solvers.velocity import expand
@@ -68,11 +69,6 @@ class Source:
             t=t_lo + (t_hi - t_lo) * torch.rand(count, device=self.device),
             x0=torch.randn(pixels.shape, device=self.device),
         )
-
-
-def network_time(t: Tensor) -> Tensor:
-    """1000 at the noise, 0 at the data."""
-    return 1000 * (1 - t)
 
 
 class Weights(NamedTuple):

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bespoke_solvers import toy
 from bespoke_solvers.adapters import diffusers
-from bespoke_solvers.velocity import Model
+from bespoke_solvers.velocity import Model, default_device
 
 
 def resolve(name: str, guidance: float | None = None) -> Model:
     """The named model. Modules are looked up in the current directory, too; a folder's model is on the GPU, if any."""
     if Path(name).is_dir():
-        return diffusers.load(Path(name), guidance=guidance, device="cuda" if torch.cuda.is_available() else "cpu")
+        return diffusers.load(Path(name), guidance=guidance, device=default_device())
     if guidance is not None:
         raise ValueError(f"guidance {guidance:g} is for models in diffusers' folders; {name} brings its own, or none")
     if name.startswith("toy:"):

@@ -26,6 +26,7 @@ from bespoke_solvers.description import describe_schedule, in_words
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.pretrain_configs import Config, unet
 from bespoke_solvers.table import sample
+from bespoke_solvers.velocity import default_device
 
 EMA_DECAY = 0.9999
 LARGEST_GRADIENT = 1.0
@@ -266,7 +267,7 @@ def train(
     checkpoint and raises KeyboardInterrupt.
     """
     began = time.monotonic()
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(device or default_device())
     gpus = [device] if device.type == "cuda" else []
     checkpoint = out / "checkpoint.pt"
     state = read_checkpoint(checkpoint, plan.settings)

@@ -262,6 +262,11 @@ def guided(velocity: Callable[..., Tensor], null: Condition, scale: float) -> Ca
     return u
 
 
+def default_device() -> str:
+    """The GPU, where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 class Counter:
     """A velocity that counts: `calls` of u, and `evaluations`, one per sample and call."""
 

@@ -94,10 +94,15 @@ def meaning_of(config: dict[str, Any]) -> Meaning:
     return Meaning(PREDICTIONS[predicted], schedule, lambda t: count * (1 - t) - 1)
 
 
+def network_time(t: Tensor) -> Tensor:
+    """Of networks that `bespoke pretrain` makes: 1000 at the noise, 0 at the data."""
+    return 1000 * (1 - t)
+
+
 def trained_by_us(prediction: str, schedule: Schedule, classes: int) -> Meaning:
     """Of a network that `bespoke pretrain` made."""
     sign = -1.0 if prediction == "flow" else 1.0
-    return Meaning(prediction, schedule, lambda t: 1000 * (1 - t), sign, classes)
+    return Meaning(prediction, schedule, network_time, sign, classes)
 
 
 def _meaning(folder: Path, unet: Path) -> Meaning:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke_solvers.judge import Judge, inception_on_device, real_pictures
+from bespoke_solvers import inception
+from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
 
@@ -67,9 +68,9 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def judge(to: Path, inception: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet) -> Judge:
+def judge(to: Path, weights: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet) -> Judge:
     """What measures FID and KID to real pictures."""
-    features = inception_on_device(inception)
+    features = inception.load(weights)
     return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set)
 
 
