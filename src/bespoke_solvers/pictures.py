@@ -171,20 +171,14 @@ def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
     for solver, colour in zip(solvers, COLOURS[1:] * 9, strict=False):
         iterations, _, measured, *_ = zip(*solver.fit["history"], strict=True)
         errors = [float("nan") if error is None else error for error in measured]
-        axes.plot(
-            iterations, errors, color=colour, marker="|", markersize=6, label=f"{solver.family}, {solver.nfe} NFE"
-        )
+        label = f"{solver.family}, {solver.nfe} NFE"
+        axes.plot(iterations, errors, color=colour, marker="|", markersize=6, label=label)
         axes.axhline(errors[0], color=colour, linestyle="--", linewidth=0.8)
         kept = errors[iterations.index(solver.fit["best_iteration"])]
         axes.plot(solver.fit["best_iteration"], kept, marker="o", markersize=5, color=colour)
     _log_scale(axes)
     axes.legend(fontsize=8, frameon=False)
-    _style(
-        axes,
-        "iteration",
-        "RMSE on held-out noise",
-        "ticks: where it was measured; dashed: where it began; dot: the iteration kept",
-    )
+    _style(axes, "iteration", "RMSE on held-out noise", "ticks: measured; dashed: the start; dot: the one kept")
     return figure
 
 
