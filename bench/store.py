@@ -47,9 +47,8 @@ class Store:
             with (self.folder / f"{re.sub('[:@]', '-', key['model'])}.jsonl").open("a") as file:
                 file.write("\n" * _is_cut(file) + json.dumps(record, allow_nan=False) + "\n")
             self.records[values] = record
-            rmse = "astray" if record["rmse"] is None else f"{record['rmse']:.4f}"
-            took = f" ({record['seconds']:.0f} s)" if "seconds" in record else ""
-            print(f"{key['model']}, {key['nfe']} NFE, {key['method']}: RMSE {rmse}{took}", flush=True)
+            measured = [f"{name} {record[name]:.5g}" for name in ("rmse", "fid", "seconds") if record.get(name)]
+            print(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {', '.join(measured) or 'astray'}", flush=True)
         return self.records[values]
 
     def of(self, model: str) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,81 @@
+"""FID of the solvers that bench.frontier measured: python -m bench.fid cifar10-fm-ot --models FOLDER --real FOLDER ...
+
+Fitted tables are those of its store, the others are made anew on the grid that was best there. `dopri5` is the exact
+solution. `cifar10-fm-ot@bfloat16` takes the tables of float32.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.models import full_precision, load
+from bench.store import KEY, Store
+from bespoke_solvers import dedicated, inception
+from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.table import Table
+from bespoke_solvers.velocity import Model
+
+EXACT = "dopri5"
+
+
+def record_of(frontier: Store, model: str, method: str, nfe: int, seed: int) -> dict[str, Any]:
+    """The best record of a method, which has its table, or the name of its grid."""
+    found = [r for r in frontier.of(model) if (r["method"], r["nfe"], r["seed"]) == (method, nfe, seed)]
+    found = [r for r in found if r["rmse"] is not None]
+    if not found:
+        raise SystemExit(f"{frontier.folder} has no {method} at {nfe} NFE for {model}; measure it with bench.frontier")
+    return min(found, key=lambda record: record["rmse"])
+
+
+def table_of(record: dict[str, Any], model: Model) -> Table:
+    """The table of such a record."""
+    if "table" in record:
+        return Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab"))
+    return dedicated.baseline(record["name"], record["used"], model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="cifar10-fm-ot, cifar10-eps-vp@bfloat16, ...")
+    parser.add_argument("--models", type=Path, help="the folder of the networks")
+    parser.add_argument("--real", type=Path, required=True, help="a folder of `bespoke data`, or its statistics")
+    parser.add_argument("--weights", type=Path, help=f"{inception.FILE}; downloaded by default")
+    parser.add_argument("--method", nargs="+", required=True)
+    parser.add_argument("--nfe", nargs="+", type=int, default=[4, 5, 6, 8, 10])
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--tolerance", type=float, default=1e-5, help=f"of {EXACT}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--frontier", type=Path, default=Path("bench/results/frontier"))
+    parser.add_argument("--store", type=Path, default=Path("bench/results/fid"))
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    model = load(options.model, options.models, options.device)
+    features = inception.load(options.weights, options.device)
+    judge = Judge(
+        real_pictures(options.real, features), features, options.samples, options.seed, batch_size=options.batch_size
+    )
+    frontier, store = Store(options.frontier), Store(options.store)
+    for method in options.method:
+        for nfe in options.nfe if method != EXACT else [0]:
+            record = {"budget": "", "tolerance": options.tolerance}
+            if method != EXACT:
+                record = record_of(frontier, full_precision(options.model), method, nfe, options.seed)
+            own = {"model": options.model, "method": method, "nfe": nfe, "seed": options.seed}
+            key = own | {"samples": options.samples} | {name: record[name] for name in ("budget", "tolerance")}
+            assert set(key) == set(KEY)
+
+            def measure(record: dict[str, Any] = record, method: str = method) -> dict[str, Any]:
+                if method == EXACT:
+                    return dict(judge.exact(model, options.tolerance))
+                known = {name: record[name] for name in ("rmse", "name", "used") if name in record}
+                return known | judge.table(table_of(record, model), model)
+
+            store.cell(key, measure)
+
+
+if __name__ == "__main__":
+    main()
