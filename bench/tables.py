@@ -1,16 +1,18 @@
-"""Tables and pictures from the store of bench.frontier: python -m bench.tables [MODEL ...] [--pictures FOLDER]."""
+"""Tables and pictures from the stores of bench.frontier and bench.fid: python -m bench.tables --help."""
 
 import argparse
 import re
 from pathlib import Path
 from typing import Any
 
-from bench.frontier import DEFAULT, LEARNED, REFINED, TRANSFERRED
+from bench.fid import EXACT
+from bench.frontier import ADAM, DEFAULT, GAUSS_NEWTON, LEARNED, REFINED, TRANSFERRED
 from bench.store import Store
 from bespoke_solvers import pictures
 from bespoke_solvers.dedicated import NAMES
 
-ORDER = [*NAMES, *LEARNED, TRANSFERRED, REFINED]
+ORDER = [EXACT, *NAMES, *LEARNED, TRANSFERRED, REFINED]
+FINE = 50  # evaluations from which on a solver's FID stands for that of the exact solution
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -33,6 +35,23 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def _figures(record: dict[str, Any]) -> str:
     return "astray" if record["rmse"] is None else f"{record['rmse']:.4f} / {record['psnr']:.1f}"
+
+
+def fid_table(records: list[dict[str, Any]]) -> str:
+    """FID against NFE in Markdown, in percent of the exact solution's on as many samples."""
+    exact = {r["samples"]: r["fid"] for r in records if r["method"] == EXACT or r["nfe"] >= FINE}
+    records = [r for r in records if r["method"] != EXACT and r["nfe"] < FINE]
+    columns = sorted({record["nfe"] for record in records})
+    lines = ["| method | samples | exact | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |"]
+    lines.append("|---" * (3 + len(columns)) + "|")
+    for method, samples in dict.fromkeys((record["method"], record["samples"]) for record in records):
+        of, cells = exact.get(samples), dict.fromkeys(columns, "")
+        for record in records:
+            if (record["method"], record["samples"]) == (method, samples):
+                cells[record["nfe"]] = f"{record['fid']:.2f}" + (f" ({record['fid'] / of:.1%})" if of else "")
+        shown = [f"{of:.2f}" if of else "", *cells.values()]
+        lines.append(f"| {method} | {samples:,} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
 
 
 def costs(records: list[dict[str, Any]], nfe: int) -> str:
@@ -67,7 +86,7 @@ def main() -> None:
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
-    parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there")
+    parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and the course of the rivals' fits")
     options = parser.parse_args()
     store, printed = Store(options.store), dict[str, str]()
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
@@ -75,10 +94,14 @@ def main() -> None:
         records.sort(key=lambda record: ORDER.index(record["method"]))
         if not records:
             raise SystemExit(f"the store {options.store} has no records of {model}")
+        name = model if options.store.name == "frontier" else f"{model} {options.store.name}"
+        if "fid" in records[0]:
+            printed[f"table {name}"] = fid_table(records)
+            print(f"\n{model}: FID\n\n{printed[f'table {name}']}")
+            continue
         samples = ", ".join(str(count) for count in sorted({record["samples"] for record in records}))
         error = max(record["reference_error"] for record in records)
         print(f"\n{model}: RMSE / PSNR on {samples} samples, exact to {error:.0e}\n")
-        name = model if options.store.name == "frontier" else f"{model} {options.store.name}"
         printed |= {f"table {name}": table(records), f"costs {name}": costs(records, options.cost_at)}
         print(printed[f"table {name}"])
         print(f"\nCost of the fits at {options.cost_at} NFE, in evaluations of the model:\n")
@@ -96,6 +119,10 @@ def main() -> None:
             lines = [r | {"nfe": r.get("used", r["nfe"])} for r in lines]
             figure = pictures.errors_against_nfe(lines, DEFAULT)
             pictures.save(figure, options.pictures / f"{model.replace(':', '-')}.png")
+            rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == options.cost_at]
+            if rivals:
+                figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in rivals})
+                pictures.save(figure, options.pictures / f"{model.replace(':', '-')}-fits.png")
     if options.into:
         into(options.into, printed)
 

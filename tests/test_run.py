@@ -162,7 +162,7 @@ def test_a_start_that_goes_astray_is_left(model, bank, monkeypatch, tmp_path):
     assert solver.validation["baseline_rmse"] is None
     assert solver.validation["rmse"] < 0.1
     solver.save(tmp_path / "s.json")
-    pictures.save(pictures.errors_against_iterations([solver]), tmp_path / "fit.png")
+    pictures.save(pictures.errors_against_iterations({"rk2": solver.fit}), tmp_path / "fit.png")
 
 
 def test_adam_leaves_a_start_that_went_astray_too():

@@ -132,7 +132,7 @@ def write(
         "theta.png": pictures.transform(solvers[0]),
     }
     if all(solver.fit.get("history") for solver in solvers):
-        drawn["fit.png"] = pictures.errors_against_iterations(solvers)
+        drawn["fit.png"] = pictures.errors_against_iterations({f"{s.family}, {s.nfe} NFE": s.fit for s in solvers})
     shown, exact, runs = _trajectories(bank, solvers[0], tables, comparison.seed)
     if exact[0, 0].numel() > 1:
         drawn["paths.png"] = pictures.paths_in_plane(exact, runs)

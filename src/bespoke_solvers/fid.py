@@ -21,7 +21,7 @@ from bespoke_solvers.description import describe, differences, in_words
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.pictures import is_picture, to_uint8
 from bespoke_solvers.table import Table, sample
-from bespoke_solvers.velocity import Model, NoiseSet, noise_seeds
+from bespoke_solvers.velocity import Model, NoiseSet, default_device, noise_seeds
 
 Features = Callable[[Tensor], Tensor]
 
@@ -49,8 +49,8 @@ class Statistics:
 
     @cached_property
     def factor(self) -> Float[Tensor, "d rank"]:
-        """L with L L^T = covariance, without the eigenvalues that are rounding."""
-        values, vectors = torch.linalg.eigh(self.covariance)
+        """L with L L^T = covariance, without the eigenvalues that are rounding; on the GPU where there is one."""
+        values, vectors = torch.linalg.eigh(self.covariance.to(default_device()))
         real = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
         factor: Tensor = vectors[:, real] * values[real].sqrt()
         return factor
@@ -90,10 +90,10 @@ def statistics(batches: Iterable[Tensor], features: Features | None = None, keep
     generator = torch.Generator().manual_seed(0)
     count, mean, scatter = 0, torch.zeros(0), torch.zeros(0)
     for pictures in batches:
-        new = features(pictures).detach().cpu()
+        new = features(pictures).detach()
         if count == 0:
             d = new.shape[-1]
-            mean, scatter = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
+            mean, scatter = new.new_zeros(d, dtype=torch.float64), new.new_zeros(d, d, dtype=torch.float64)
             kept, keys = torch.empty(0, d), torch.empty(0, dtype=torch.float64)
         if new.shape != (len(pictures), len(mean)) or not new.isfinite().all():
             wrong = f"{tuple(new.shape)}" if new.isfinite().all() else "numbers that are not finite"
@@ -102,7 +102,7 @@ def statistics(batches: Iterable[Tensor], features: Features | None = None, keep
             )
         keys = torch.cat([keys, torch.rand(len(new), generator=generator, dtype=torch.float64)])
         chosen = keys.argsort()[:keep].sort().values
-        kept, keys = torch.cat([kept, new.float()])[chosen], keys[chosen]
+        kept, keys = torch.cat([kept, new.float().cpu()])[chosen], keys[chosen]
         # The scatter about the common mean, from those of the parts about their own (Chan et al. 1979).
         total, own_mean = count + len(new), new.double().mean(0)
         apart, centred = own_mean - mean, new.double() - own_mean
@@ -111,7 +111,7 @@ def statistics(batches: Iterable[Tensor], features: Features | None = None, keep
         count = total
     if count < 2:
         raise ValueError(f"got {count} pictures; a covariance takes two at least")
-    return Statistics(mean, scatter / (count - 1), kept, count)
+    return Statistics(mean.cpu(), scatter.cpu() / (count - 1), kept, count)
 
 
 def samples(
@@ -174,7 +174,7 @@ def fid(a: Statistics, b: Statistics) -> float:
     eigenvalues of C_a C_b, loses half of the digits, most where fewer pictures than features make C singular.
     """
     _check_alike(a.mean, b.mean)
-    overlap = torch.linalg.svdvals(a.factor.T @ b.factor).sum()
+    overlap = torch.linalg.svdvals(a.factor.T @ b.factor).sum().item()
     traces = a.covariance.trace() + b.covariance.trace()
     return float((a.mean - b.mean).square().sum() + traces - 2 * overlap)
 
@@ -200,7 +200,8 @@ def kid(
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(subsets):
-        x, y = (several[torch.randperm(len(several), generator=generator)[:subset_size]].double() for several in (a, b))
+        chosen = (several[torch.randperm(len(several), generator=generator)[:subset_size]] for several in (a, b))
+        x, y = (several.to(default_device()).double() for several in chosen)
         xx, yy, xy = ((p @ q.T / x.shape[1] + 1) ** 3 for p, q in ((x, x), (y, y), (x, y)))
         within = (xx.sum() - xx.trace() + yy.sum() - yy.trace()) / (subset_size * (subset_size - 1))
         found.append(within - 2 * xy.mean())

@@ -164,18 +164,17 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
     return figure
 
 
-def errors_against_iterations(solvers: Sequence[Solver]) -> "Figure":
-    """Validation RMSE while the solvers were fitted; between two ticks (a closed form, say) it was not measured."""
+def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure":
+    """Validation RMSE during fits (`Solver.fit`); between two ticks (a closed form, say) it was not measured."""
     figure = new_figure(5, 3.6)
     axes = figure.add_subplot()
-    for solver, colour in zip(solvers, COLOURS[1:] * 9, strict=False):
-        iterations, _, measured, *_ = zip(*solver.fit["history"], strict=True)
+    for (label, fit), colour in zip(fits.items(), COLOURS[1:] * 9, strict=False):
+        iterations, _, measured, *_ = zip(*fit["history"], strict=True)
         errors = [float("nan") if error is None else error for error in measured]
-        label = f"{solver.family}, {solver.nfe} NFE"
         axes.plot(iterations, errors, color=colour, marker="|", markersize=6, label=label)
         axes.axhline(errors[0], color=colour, linestyle="--", linewidth=0.8)
-        kept = errors[iterations.index(solver.fit["best_iteration"])]
-        axes.plot(solver.fit["best_iteration"], kept, marker="o", markersize=5, color=colour)
+        kept = errors[iterations.index(fit["best_iteration"])]
+        axes.plot(fit["best_iteration"], kept, marker="o", markersize=5, color=colour)
     _log_scale(axes)
     axes.legend(fontsize=8, frameon=False)
     _style(axes, "iteration", "RMSE on held-out noise", "ticks: measured; dashed: the start; dot: the one kept")
