@@ -10,7 +10,7 @@ from bespoke_solvers.schedules import EDM, CondOT, DiscreteVP
 from bespoke_solvers.solver import Solver, save
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Model, ends, expand
-from comfyui import (
+from comfyui_stand_in import (
     EPS,
     V_PREDICTION,
     BaseModel,

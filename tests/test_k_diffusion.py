@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +18,9 @@ from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model
 from problems import CENTRES, F64, SCHEDULES, STD, full_table, mixture, points
+from test_documentation import ROOT, run_blocks
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "with_k_diffusion.py"
+EXAMPLE = ROOT / "examples" / "with_k_diffusion.py"
 
 
 def posterior_mean(x, alpha, sigma):
@@ -224,3 +224,8 @@ def test_the_example(tmp_path):
     calls, distance = re.search(r"(\d+) calls; .* is (\S+), ideally", done.stdout).groups()
     assert calls == "8"
     assert float(distance) == pytest.approx(0.1 * 2**0.5, rel=0.05)
+
+
+def test_the_page(tmp_path):
+    (printed,) = run_blocks(ROOT / "docs" / "comfyui.md", tmp_path)
+    assert float(re.search(r"off the plain loop by (\S+)", printed)[1]) < 1e-4
