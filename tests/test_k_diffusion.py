@@ -85,6 +85,7 @@ def test_the_levels_are_those_of_the_signal_to_noise_ratio():
     torch.testing.assert_close(sigmas(solver, "flow")[:-1].double(), torch.sigmoid(-log_snr), rtol=1e-6, atol=0)
     edm, _ = solver_for(EDM(sigma_max=10.0))
     assert sigmas(edm)[0] == 10
+    assert torch.equal(sigmas(edm, sigma_max=9.99), sigmas(edm)), "another rounding of the same model"
 
 
 def test_a_noise_of_another_scale():

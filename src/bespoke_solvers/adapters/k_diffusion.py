@@ -84,7 +84,7 @@ def sigmas(solver: Solver, scaling: Scaling = "ve", sigma_max: float | None = No
                 f"{solver.model['schedule']['name']}, scaling {scaling!r}), but here it begins at {sigma_max:.6g}; use "
                 "the solver with the model that it was fitted to"
             )
-    return levels.clamp(max=torch.inf if sigma_max is None else sigma_max).float()
+    return (levels.clamp(max=sigma_max) if start == torch.inf else levels).float()
 
 
 class Run(NamedTuple):
