@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
-    parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and the course of the rivals' fits")
+    parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
     options = parser.parse_args()
     store, printed = Store(options.store), dict[str, str]()
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
