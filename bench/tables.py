@@ -74,7 +74,7 @@ def into(page: Path, printed: dict[str, str]) -> None:
     """
 
     def replaced(found: re.Match[str]) -> str:
-        return found[1] + printed.get(found[2], found[3]) + "\n"
+        return found[1] + (f"{printed[found[2]]}\n" if found[2] in printed else found[3])
 
     page.write_text(re.sub(r"(<!-- (.*?) -->\n\n)((?:\|.*\n)*)", replaced, page.read_text()))
 

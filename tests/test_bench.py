@@ -6,6 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from bespoke_solvers import fid, inception, toy
+from bespoke_solvers.judge import Judge
+from bespoke_solvers.pictures import to_uint8
+from bespoke_solvers.reference import solve
+from bespoke_solvers.table import Table
+from bespoke_solvers.velocity import noise_seeds
+
 ROOT = Path(__file__).parent.parent
 QUICK = ["--nfe", "4", "5", "--paths", "16", "--samples", "16", "--batch-size", "16", "--adam", "5"]
 METHODS = ["midpoint", "dpmpp-2m", "edm-heun", "ns, closed form", "ns, default", "bns from euler"]
@@ -20,7 +30,7 @@ def run(module: str, *arguments: object) -> str:
 def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
     page, copy = ROOT / "docs" / "results.md", tmp_path / "results.md"
     copy.write_text(page.read_text().replace("0.0", "9.9"))
-    for store in ("frontier", "paths"):
+    for store in ("frontier", "paths", "fid"):
         run("bench.tables", "--store", ROOT / "bench" / "results" / store, "--into", copy)
     marked = [part.partition("-->")[2].split("\n\n")[1] for part in copy.read_text().split("<!-- ")[1:]]
     assert len(marked) > 8
@@ -31,16 +41,16 @@ def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
 def test_a_run_computes_only_what_is_missing(tmp_path):
     frontier = ["toy:checkerboard", *QUICK, "--store", tmp_path, "--method"]
     first = run("bench.frontier", *frontier, *METHODS[:3])
-    assert first.count("RMSE") == 6, "three methods at both, if with one evaluation less"
+    assert first.count(" rmse ") == 6, "three methods at both, if with one evaluation less"
     file = tmp_path / "toy-checkerboard.jsonl"
     before = file.read_text()
     second = run("bench.frontier", *frontier, *METHODS)
-    assert second.count("RMSE") == 6
+    assert second.count(" rmse ") == 6
     assert "midpoint" not in second
     assert file.read_text().startswith(before)
-    assert run("bench.frontier", *frontier, *METHODS).count("RMSE") == 0
+    assert run("bench.frontier", *frontier, *METHODS).count(" rmse ") == 0
     other = [argument if argument != "16" else "12" for argument in frontier]
-    assert run("bench.frontier", *other, "ns, closed form").count("RMSE") == 2, "another budget is another cell"
+    assert run("bench.frontier", *other, "ns, closed form").count(" rmse ") == 2, "another budget is another cell"
 
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert {"command", "date", "versions", "device", "rmse", "psnr", "samples"} <= set(records[0])
@@ -58,3 +68,43 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
     assert used["edm-heun", 4] == 3
     assert "(4) |" in printed
     assert (tmp_path / "pictures" / "toy-checkerboard.png").stat().st_size > 10_000
+
+
+def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
+    """Features are the means of the colours' halves; the real pictures are the exact samples of other noise."""
+    monkeypatch.syspath_prepend(ROOT)
+    from bench import fid as command
+    from bench import tables
+
+    def features(pictures):
+        return pictures.double().unflatten(2, (2, -1)).mean((3, 4)).flatten(1)[:, :2] / 64
+
+    monkeypatch.setattr(inception, "load", lambda *_: features)
+    model = toy.load("toy:digits")
+    exact = solve(model, model.noise(noise_seeds("fit", 0, 0, 256)))
+    fid.statistics([to_uint8(exact.x1).permute(0, 3, 1, 2)], features).save(tmp_path / "real.npz")
+    quick = ["--nfe", "4", "--paths", "16", "--samples", "16", "--batch-size", "16", "--tolerance", "1e-4"]
+    run(
+        "bench.frontier", "toy:digits", *quick, "--store", tmp_path / "frontier", "--method", "euler", "ns, closed form"
+    )
+
+    def measure(*methods, nfe):
+        options = ["--real", "real.npz", "--samples", "128", "--batch-size", "64", "--nfe", nfe, "--method", *methods]
+        monkeypatch.setattr(sys, "argv", ["fid.py", "toy:digits", "--frontier", "frontier", "--store", "fid", *options])
+        command.main()
+
+    monkeypatch.chdir(tmp_path)
+    measure("dopri5", "euler", "ns, closed form", nfe="4")
+    records = [json.loads(line) for line in (tmp_path / "fid" / "toy-digits.jsonl").read_text().splitlines()]
+    found = {record["method"]: record["fid"] for record in records}
+    assert found["euler"] > found["ns, closed form"] > 0.8 * found["dopri5"]
+    fitted = next(record for record in records if record["method"] == "ns, closed form")
+    judge = Judge(fid.load("real.npz"), features, count=128, batch_size=64)
+    kept = json.loads((tmp_path / "frontier" / "toy-digits.jsonl").read_text().splitlines()[-1])
+    table = Table(*(torch.tensor(kept["table"][name], dtype=torch.float64) for name in "tab"))
+    assert fitted["fid"] == judge.table(table, model)["fid"]
+    with pytest.raises(SystemExit, match="no euler at 5 NFE for toy:digits; measure it"):
+        measure("euler", nfe="5")
+    printed = tables.fid_table(records)
+    exact_fid, euler = found["dopri5"], found["euler"]
+    assert f"| euler | 128 | {exact_fid:.2f} | {euler:.2f} ({euler / exact_fid:.1%}) |" in printed
