@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 import bespoke_solvers
+from bespoke_solvers import models
 from bespoke_solvers.adapters.diffusers import TRAINING, load
 from bespoke_solvers.cli import app
 from bespoke_solvers.models import resolve
@@ -174,3 +175,12 @@ def test_the_command_fits_a_folder(tmp_path):
     ran = CliRunner().invoke(app, ["sample", str(tmp_path / "my.model"), *options])
     assert ran.exit_code == 0, ran.output
     assert grid.exists()
+
+
+def test_a_folder_is_copied_to_the_other_gpus(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(models, "resolve", lambda *given: asked.append(given))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert len(models.copies(str(tmp_path), 2.0)) == 2
+    assert asked == [(str(tmp_path), 2.0, "cuda:1"), (str(tmp_path), 2.0, "cuda:2")]
+    assert models.copies("toy:digits") == []

@@ -1,5 +1,6 @@
 """FID and KID of solvers, and `bespoke eval --fid`."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -45,6 +46,25 @@ def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
     assert fine["kid"] == pytest.approx(exact["kid"], abs=1e-3)
     assert coarse["fid"] > 2 * exact["fid"]
     assert coarse["kid"] > exact["kid"]
+
+
+def test_copies_on_other_devices_share_the_work(model, real):
+    calls = []
+
+    def counted(name):
+        def velocity(t, x):
+            calls.append((name, len(x)))
+            return model.velocity(t, x)
+
+        return dataclasses.replace(model, velocity=velocity)
+
+    table, alone = baseline("euler", 4).on(model), Judge(real, features, count=80, batch_size=16)
+    expected = alone.table(table, model)
+    shared = dataclasses.replace(alone, copies=[counted("copy")])
+    assert shared.table(table, counted("first")) == pytest.approx(expected, rel=1e-6)
+    while_drawn = [call for call in calls if call[1] == 16]
+    assert while_drawn.count(("first", 16)) >= 4 * 3
+    assert while_drawn.count(("copy", 16)) >= 4 * 2
 
 
 def test_a_file_without_features_gives_no_kid(model, real):

@@ -21,9 +21,10 @@ from bespoke_solvers.description import describe, differences, in_words
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.pictures import is_picture, to_uint8
 from bespoke_solvers.table import Table, sample
-from bespoke_solvers.velocity import Model, NoiseSet, default_device, noise_seeds
+from bespoke_solvers.velocity import Model, Noise, NoiseSet, default_device, noise_seeds
 
 Features = Callable[[Tensor], Tensor]
+Draw = Callable[[Model, Noise], Tensor]  # samples of a model from noise
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def statistics(batches: Iterable[Tensor], features: Features | None = None, keep
 
 
 def samples(
-    table: Table,
+    by: Table | Draw,
     models: Sequence[Model],
     count: int = 50_000,
     *,
@@ -124,7 +125,7 @@ def samples(
     batch_size: int = 128,
     progress: bool = False,
 ) -> Iterator[UInt8[Tensor, "b 3 h w"]]:
-    """The table's samples of the first `count` noises of a set, in batches, as they would be saved to PNG.
+    """Samples by a table (or another way) from the first `count` noises of a set, in batches, as saved to PNG.
 
     The table must be on the model (`Table.on`). `models` is the same model once for each device that is to work; which
     device draws a batch does not change what is in it. u is called in threads, which an autocast outside u does not
@@ -136,7 +137,7 @@ def samples(
         model = models[start // batch_size % len(models)]
         noise = model.noise(noise_seeds(noise_set, seed, start, min(batch_size, count - start)))
         with torch.no_grad():
-            x1 = sample(table, model.bind(noise.condition), noise.x0)
+            x1 = sample(by, model.bind(noise.condition), noise.x0) if isinstance(by, Table) else by(model, noise)
         if not x1.isfinite().all():
             raise ValueError(f"samples from {start} on are not finite; check the table and the model")
         return to_uint8(x1).permute(0, 3, 1, 2)

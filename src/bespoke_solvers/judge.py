@@ -1,6 +1,6 @@
 """FID and KID of a model's samples by its tables, beside those of its exact samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 
 from bespoke_solvers import data, fid
-from bespoke_solvers.pictures import to_uint8
+from bespoke_solvers.fid import Draw
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import Model, NoiseSet, noise_seeds
+from bespoke_solvers.velocity import Model, NoiseSet
 
 KEPT = 10_000  # features of each set, for KID
 
 
 @dataclass(frozen=True)
 class Judge:
-    """The statistics of the real pictures, and on how many samples of which noise a table is judged."""
+    """The statistics of the real pictures, and on how many samples of which noise a table is judged.
+
+    copies: the model on further devices, which share the work with that of the model itself.
+    """
 
     real: fid.Statistics
     features: fid.Features
@@ -27,6 +30,8 @@ class Judge:
     seed: int = 0
     batch_size: int = 128
     noise_set: NoiseSet = "report"
+    copies: Sequence[Model] = ()
+    progress: bool = False
 
     def table(self, table: Table, model: Model) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
@@ -38,18 +43,13 @@ class Judge:
 
     def exact(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples from the same noise."""
+        return self._figures(
+            self._samples(lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1, model)
+        )
 
-        def batches() -> Iterator[Tensor]:
-            for start in range(0, self.count, self.batch_size):
-                size = min(self.batch_size, self.count - start)
-                noise = model.noise(noise_seeds(self.noise_set, self.seed, start, size))
-                yield to_uint8(solve(model, noise, rtol=tolerance, atol=tolerance).x1).permute(0, 3, 1, 2)
-
-        return self._figures(batches())
-
-    def _samples(self, table: Table, model: Model) -> Iterator[Tensor]:
+    def _samples(self, by: Table | Draw, model: Model) -> Iterator[Tensor]:
         where: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
-        return fid.samples(table, [model], self.count, **where)
+        return fid.samples(by, [model, *self.copies], self.count, progress=self.progress, **where)
 
     def _figures(self, batches: Iterator[Tensor]) -> dict[str, float]:
         drawn = fid.statistics(batches, self.features, keep=min(KEPT, self.count))

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bespoke_solvers import toy
 from bespoke_solvers.adapters import diffusers
 from bespoke_solvers.velocity import Model, default_device
 
 
-def resolve(name: str, guidance: float | None = None) -> Model:
+def resolve(name: str, guidance: float | None = None, device: str | None = None) -> Model:
     """The named model. Modules are looked up in the current directory, too; a folder's model is on the GPU, if any."""
     if Path(name).is_dir():
-        return diffusers.load(Path(name), guidance=guidance, device=default_device())
+        return diffusers.load(Path(name), guidance=guidance, device=device or default_device())
     if guidance is not None:
         raise ValueError(f"guidance {guidance:g} is for models in diffusers' folders; {name} brings its own, or none")
     if name.startswith("toy:"):
@@ -36,6 +38,12 @@ def resolve(name: str, guidance: float | None = None) -> Model:
     if not isinstance(model, Model):
         raise ValueError(f"{name} returned a {type(model).__name__}; it must return a bespoke_solvers.Model")
     return model
+
+
+def copies(name: str, guidance: float | None = None) -> list[Model]:
+    """A folder's model on all GPUs but the first, where `resolve` puts it; of other models only their makers know."""
+    others = range(1, torch.cuda.device_count()) if Path(name).is_dir() else []
+    return [resolve(name, guidance, f"cuda:{i}") for i in others]
 
 
 def _function(module: str, function: str) -> Callable[[], Any]:

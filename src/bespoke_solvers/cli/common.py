@@ -68,10 +68,12 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def judge(to: Path, weights: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet) -> Judge:
+def judge(
+    to: Path, weights: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet, **more: Any
+) -> Judge:
     """What measures FID and KID to real pictures."""
     features = inception.load(weights)
-    return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set)
+    return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set, **more)
 
 
 def in_figures(validation: dict[str, Any]) -> str:

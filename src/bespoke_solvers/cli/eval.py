@@ -20,7 +20,7 @@ from bespoke_solvers.cli.common import (
     solvers,
 )
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.models import resolve
+from bespoke_solvers.models import copies, resolve
 
 
 def eval(
@@ -65,7 +65,10 @@ def eval(
             typer.echo(f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more")
         typer.echo(f"and the exact samples; figures and pictures in {out}")
         return
-    by = judge(fid, inception, fid_samples, seed, batch_size, "report") if fid else None
+    by = None
+    if fid:
+        more = {"copies": copies(model, guidance), "progress": not quiet}
+        by = judge(fid, inception, fid_samples, seed, batch_size, "report", **more)
     output_folder(out)
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB, rtol=tolerance, atol=tolerance)
     if everything:
