@@ -178,9 +178,9 @@ def test_the_command_fits_a_folder(tmp_path):
 
 
 def test_a_folder_is_copied_to_the_other_gpus(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(models, "resolve", lambda *given: asked.append(given))
+    asked, model = [], bespoke_solvers.toy.load("toy:checkerboard")
+    monkeypatch.setattr(models, "resolve", lambda *given: asked.append(given) or model)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert len(models.copies(str(tmp_path), 2.0)) == 2
+    assert models.copies(str(tmp_path), 2.0) == [model, model]
     assert asked == [(str(tmp_path), 2.0, "cuda:1"), (str(tmp_path), 2.0, "cuda:2")]
     assert models.copies("toy:digits") == []
