@@ -11,7 +11,7 @@ from bespoke_solvers.gauss_newton import DIFFERENCES, GaussNewton, Problem, smoo
 from bespoke_solvers.projection import Projection
 from bespoke_solvers.regression import errors, log_mean
 from bespoke_solvers.schedules import CondOT
-from bespoke_solvers.table import sample
+from bespoke_solvers.table import TableError, sample
 from bespoke_solvers.velocity import Model
 from problems import F64, exactly, mixture, model_of, non_stationary
 
@@ -86,7 +86,7 @@ class Scale(Problem):
 
     def samples(self, theta):
         if theta > self.limit:
-            raise ValueError("no table")
+            raise TableError("no table")
         return [theta * paths.noise.x0 for paths in self.batches]
 
     def linearise(self, theta, weights, difference):
@@ -126,6 +126,17 @@ def test_where_nothing_is_a_table_the_stage_ends(batches):
         assert len(losses) < 10
     assert len(set(losses)) == 1
     assert problem.accepted is None
+
+
+def test_an_error_of_the_network_is_not_taken_for_one(batches):
+    class Broken(Scale):
+        def samples(self, theta):
+            if theta > self.limit:
+                raise ValueError("of the network")
+            return super().samples(theta)
+
+    with pytest.raises(ValueError, match="of the network"):
+        GaussNewton(Broken(still(batches), limit=-1)).step()
 
 
 def test_samples_that_are_not_finite_are_survived(batches):

@@ -20,6 +20,7 @@ from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import damped_solve, errors, log_mean, sample_weights
 from bespoke_solvers.schedules import float64
 from bespoke_solvers.stages import Stage
+from bespoke_solvers.table import TableError
 
 DIFFERENCES = (1e-3, 1e-2, 1e-1)  # how far an input is moved; more where the network is rounded to half precision
 DAMPINGS = (1e4, 300.0, 10.0, 0.3, 1e-2, 3e-4, 1e-5, 3e-7)  # tried in each step
@@ -49,7 +50,7 @@ class Problem(ABC):
 
     @abstractmethod
     def samples(self, theta: Float[Tensor, " m"]) -> list[Tensor]:
-        """y_n of each batch; a ValueError where theta gives no table."""
+        """y_n of each batch; a TableError where theta gives no table."""
 
     @abstractmethod
     def linearise(self, theta: Float[Tensor, " m"], weights: list[Tensor], difference: float) -> Iterator[Linearised]:
@@ -89,7 +90,7 @@ class GaussNewton(Stage):
             candidate = self.theta + damped_solve(H, g, damping)
             try:
                 there = self._errors(candidate)
-            except ValueError:  # numbers that are no table
+            except TableError:
                 break
             if log_mean(there) < best:
                 best, theta, found, worse = log_mean(there), candidate, there, 0

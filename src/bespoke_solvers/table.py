@@ -18,6 +18,10 @@ from bespoke_solvers.velocity import Model, Velocity, expand
 Method = Callable[[Velocity, Tensor], Tensor]
 
 
+class TableError(ValueError):
+    """Numbers that are no table."""
+
+
 @dataclass(frozen=True)
 class Table:
     """The numbers of a solver, in float64: t has n entries, a n + 1, b is (n + 1) x n, zero on and above the diagonal.
@@ -35,20 +39,20 @@ class Table:
         for name, shape in expected.items():
             value = getattr(self, name)
             if tuple(value.shape) != shape or n == 0:
-                raise ValueError(
+                raise TableError(
                     f"{name} has the shape {tuple(value.shape)}; a table of {n} evaluations needs {shape}"
                     if n
                     else "a table needs at least one evaluation, got none"
                 )
             if value.dtype != torch.float64:
-                raise ValueError(f"{name} is {value.dtype}; a table is kept in torch.float64")
+                raise TableError(f"{name} is {value.dtype}; a table is kept in torch.float64")
             if not value.isfinite().all():
-                raise ValueError(f"{name} holds a number that is not finite: {value.detach().tolist()}")
+                raise TableError(f"{name} holds a number that is not finite: {value.detach().tolist()}")
         if (self.t < 0).any() or (self.t > 1).any():
-            raise ValueError(f"times must lie in [0, 1], got {self.t.detach().tolist()}")
+            raise TableError(f"times must lie in [0, 1], got {self.t.detach().tolist()}")
         k, j = torch.triu_indices(n + 1, n)
         if self.b[k, j].any():
-            raise ValueError(
+            raise TableError(
                 "b must be zero on and above the diagonal: y_k uses the velocities before it, u_j with j < k"
             )
 
