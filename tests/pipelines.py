@@ -79,7 +79,7 @@ def clip_tokenizer():
 def t5():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
-    config = transformers.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    config = transformers.T5Config(vocab_size=32, d_model=32, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     return transformers.T5EncoderModel(config).eval()
 
 
@@ -148,10 +148,10 @@ def stable_diffusion_3():
             vae=vae(),
             text_encoder=clip(projected=True),
             text_encoder_2=clip(projected=True),
-            text_encoder_3=None,
+            text_encoder_3=t5(),
             tokenizer=clip_tokenizer(),
             tokenizer_2=clip_tokenizer(),
-            tokenizer_3=None,
+            tokenizer_3=t5_tokenizer(),
             transformer=network,
             scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         )
@@ -167,7 +167,7 @@ def flux():
         num_single_layers=1,
         attention_head_dim=16,
         num_attention_heads=2,
-        joint_attention_dim=16,
+        joint_attention_dim=32,
         pooled_projection_dim=16,
         axes_dims_rope=(4, 4, 8),
         guidance_embeds=True,

@@ -215,5 +215,5 @@ def test_tables_for_a_start_in_the_middle_are_kept(path):
     edit(path, lambda content: table_of(content).update(starts={"two": {}}))
     with pytest.raises(ValueError, match=r"field 'starts' has the keys \['two'\]"):
         load(path)
-    with pytest.raises(ValueError, match="starts at evaluation 2 has the times .*; expected those of the solver"):
+    with pytest.raises(ValueError, match=r"starts at evaluation 2 has the times .*; expected those of the solver"):
         started(Table(t / 2, start.a, start.b))
