@@ -1,8 +1,11 @@
 """BespokeScheduler on pipelines of one U-Net, and its own rules."""
 
 import json
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import diffusers
 import pytest
@@ -424,7 +427,7 @@ def test_a_saved_pipeline_is_a_model_again(file, tmp_path, network):
 
 
 @torch.no_grad()
-def test_a_ddim_pipeline_takes_a_scheduler_of_its_own_when_it_is_made(file, network):
+def test_a_ddim_pipeline_takes_a_scheduler_of_its_own(file, network, tmp_path):
     ours = BespokeScheduler.from_solver(file, ddpm())
     pipe = quiet(diffusers.DDIMPipeline(network, ours))
     assert type(pipe.scheduler) is diffusers.DDIMScheduler, "whatever it was given"
@@ -433,8 +436,20 @@ def test_a_ddim_pipeline_takes_a_scheduler_of_its_own_when_it_is_made(file, netw
     images = pipe(2, torch.Generator().manual_seed(0), num_inference_steps=4, output_type="pt").images
     expected = sample(load(file, 4).table, velocity(network), noise())
     torch.testing.assert_close(images, (expected / 2 + 0.5).clamp(0, 1), rtol=0, atol=1e-5)
+    pipe.save_pretrained(tmp_path / "pipe")
+    again = diffusers.DDIMPipeline.from_pretrained(tmp_path / "pipe", low_cpu_mem_usage=False)
+    assert type(again.scheduler) is diffusers.DDIMScheduler, "when it is loaded, too"
     with pytest.raises(ValueError, match=r"eta = 0\.5"):
         pipe(2, num_inference_steps=4, eta=0.5)
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "diffusers_sampling.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    fitted, midpoint = map(float, re.search(r"samples (\S+), midpoint (\S+)", printed).groups())
+    assert fitted < 0.2 * midpoint
+    assert "the same pictures from the saved pipeline: True" in printed
 
 
 def test_the_class_is_reached_by_the_package():
