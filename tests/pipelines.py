@@ -187,6 +187,25 @@ def flux():
     )
 
 
+def dit():
+    torch.manual_seed(0)
+    network = diffusers.DiTTransformer2DModel(
+        sample_size=SIZE // 2,
+        patch_size=2,
+        in_channels=4,
+        out_channels=8,  # the noise, and a variance
+        num_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        num_embeds_ada_norm=1000,
+        norm_type="ada_norm_zero",
+        norm_elementwise_affine=False,
+    ).eval()
+    for weight in network.parameters():  # the last layers are zero
+        torch.nn.init.normal_(weight, std=0.2)
+    return quiet(diffusers.DiTPipeline(network, vae(), diffusers.DDIMScheduler(clip_sample=False, beta_end=0.004)))
+
+
 def quiet(pipeline):
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

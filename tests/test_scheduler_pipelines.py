@@ -76,7 +76,7 @@ class Case:
         vae = self.pipe.vae
         shift = vae.config.shift_factor if self.shifted else 0.0
         picture = vae.decode(latents / vae.config.scaling_factor + shift).sample
-        return self.pipe.image_processor.postprocess(picture, output_type="pt")
+        return (picture / 2 + 0.5).clamp(0, 1)
 
     shifted = False
 
@@ -314,6 +314,29 @@ def test_a_picture_from_a_picture(kind):
     latents = drawn(Solver(solver.table, starts={2: table}))
     expected = sample(table, case.velocity(), start)
     assert (latents - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
+
+
+class DiT(Case):
+    make = staticmethod(pipelines.dit)
+    own_scale = False
+
+    def call(self):
+        labels = torch.tensor([1000, 7])  # no class, and the class
+        return lambda time, x: self.network(x, time.expand(2), class_labels=labels).sample[:, :4]
+
+
+@torch.no_grad()
+def test_a_transformer_for_classes():
+    case = DiT()
+    solver = like_a_learned_one(case)
+    x0 = torch.randn(1, *case.shape, generator=torch.Generator().manual_seed(0))
+    expected = case.decoded(sample(solver.table, case.velocity(), x0))
+    case.pipe.scheduler = BespokeScheduler.from_solver(solver, case.pipe.scheduler)
+    calls, options = Calls(case.network), {"guidance_scale": GUIDANCE, "num_inference_steps": NFE, "output_type": "np"}
+    (image,) = case.pipe([7], generator=torch.Generator().manual_seed(0), **options).images
+    assert len(calls.times) == NFE
+    assert expected.std() > 0.05
+    torch.testing.assert_close(torch.from_numpy(image).permute(2, 0, 1), expected[0], rtol=0, atol=1e-5)
 
 
 def test_an_inpainting_pipeline_is_refused():
