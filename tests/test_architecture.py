@@ -33,6 +33,7 @@ LAYERS = [
     "bound",
     "objectives",
     "regression",
+    "starts",
     "stages",
     "gauss_newton",
     "endpoint",

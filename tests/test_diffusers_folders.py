@@ -13,21 +13,9 @@ from bespoke_solvers.cli import app
 from bespoke_solvers.models import resolve
 from bespoke_solvers.schedules import VP, CondOT, DiscreteVP
 from bespoke_solvers.table import sample
+from pipelines import unet
 
 diffusers = pytest.importorskip("diffusers")
-
-
-def unet(seed=0, **options):
-    torch.manual_seed(seed)
-    return diffusers.UNet2DModel(
-        sample_size=8,
-        block_out_channels=(8, 8),
-        layers_per_block=1,
-        norm_num_groups=4,
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        **options,
-    ).eval()
 
 
 def saved(folder, scheduler, **options):

@@ -195,3 +195,25 @@ def test_a_schedule_from_elsewhere_is_described_but_not_checked(path):
     make(schedule=Own()).save(path)
     assert load(path).model["schedule"] == {"name": "Own"}
     assert load(path).table.t.dtype == F64
+
+
+def started(start: Table) -> Solver:
+    solver = make()
+    return dataclasses.replace(solver, starts={2: start})
+
+
+def test_tables_for_a_start_in_the_middle_are_kept(path):
+    t = make().table.t[2:]
+    start = Table(
+        t, torch.tensor([1.0, 0.5, 0.25], dtype=F64), torch.tensor([[0, 0], [0.5, 0], [0.5, 0.25]], dtype=F64)
+    )
+    started(start).save(path)
+    assert same(load(path).starts[2], start)
+    edit(path, lambda content: table_of(content)["starts"]["2"]["a"].__setitem__(1, 0.6))
+    with pytest.raises(ValueError, match="field 'digest' does not belong"):
+        load(path)
+    edit(path, lambda content: table_of(content).update(starts={"two": {}}))
+    with pytest.raises(ValueError, match=r"field 'starts' has the keys \['two'\]"):
+        load(path)
+    with pytest.raises(ValueError, match=r"starts at evaluation 2 has the times .*; expected those of the solver"):
+        started(Table(t / 2, start.a, start.b))

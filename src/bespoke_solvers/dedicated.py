@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bespoke_solvers import generic, grids
+from bespoke_solvers.schedules import Schedule
 from bespoke_solvers.table import Table, trace
 from bespoke_solvers.velocity import Model, Velocity, ends
 
@@ -200,24 +201,31 @@ NAMES: dict[str, range] = {  # every baseline, and the NFE that it can have
 
 def at_times(name: str, times: Float[Tensor, " n"], model: Model) -> Table:
     """The named method on the model, along given times: from t_lo on, increasing, the last with sigma > 0."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
     times = times.double()
-    alpha, sigma, _, _ = model.schedule(times)
+    sigma = model.schedule(times).sigma
     if times[0] != model.t_lo or times[-1] > model.t_hi or (times.diff() <= 0).any() or sigma[-1] <= 0:
         raise ValueError(
             f"times must increase from t_lo to a time with sigma > 0 in the domain {model.domain}, got {times.tolist()}"
         )
-    lam = model.schedule.log_snr(times).clamp(min=math.log(LOWEST_SNR))
+    table = along(name, times, model.schedule)
+    return Table(table.t, model.start_scale * table.a, table.b)
+
+
+def along(name: str, times: Float[Tensor, " n"], schedule: Schedule) -> Table:
+    """The named method along increasing times, from the state at the first of them: x0 is x(t_0)."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
+    alpha, sigma, _, _ = schedule(times)
+    lam = schedule.log_snr(times).clamp(min=math.log(LOWEST_SNR))
     path = [Point(*values) for values in zip(times, alpha, sigma, lam, strict=True)]
     nfe = 1 + (len(path) - 1) * METHODS[name].evaluations
     _check(name, nfe)
 
     def method(u: Velocity, x0: Tensor) -> Tensor:
         def look(at: Point, x: Tensor) -> Seen:
-            return Seen(at, *ends(model.schedule, at.t, x, u(at.t, x)))
+            return Seen(at, *ends(schedule, at.t, x, u(at.t, x)))
 
-        return METHODS[name].solve(path, look, model.start_scale * x0)
+        return METHODS[name].solve(path, look, x0)
 
     return trace(method, nfe)
 

@@ -23,7 +23,11 @@ FORMAT, VERSION = "bespoke-solver", 1
 
 @dataclass(frozen=True)
 class Solver:
-    """One table for one model. `model`, `fit` and `validation` say what it was made for, how, and how good it is."""
+    """One table for one model. `model`, `fit` and `validation` say what it was made for, how, and how good it is.
+
+    starts: tables that begin in the middle, by the evaluation k that is their first: they run along t_k, t_{k+1}, ...
+    and x0 is x(t_k) to them.
+    """
 
     table: Table
     family: str = "table"
@@ -32,6 +36,15 @@ class Solver:
     fit: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, Any] = field(default_factory=dict)
     network_time: list[float] | None = None
+    starts: dict[int, Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for k, start in self.starts.items():
+            if not 0 < k < self.nfe or not torch.equal(start.t, self.table.t[k:]):
+                raise ValueError(
+                    f"the table that starts at evaluation {k} has the times {start.t.tolist()}; expected those of the "
+                    f"solver from there, {self.table.t[k:].tolist()}, with k from 1 to {self.nfe - 1}"
+                )
 
     @property
     def nfe(self) -> int:
@@ -80,38 +93,47 @@ class Solver:
 
 def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
     """One file with the tables of several solvers of the same model."""
+    write_atomically(path, (_dump(content_of(solvers)) + "\n").encode())
+
+
+def content_of(solvers: Sequence[Solver]) -> dict[str, Any]:
+    """What a file with the tables of these solvers holds."""
     if not solvers:
         raise ValueError("there is no solver to save")
     if len({solver.nfe for solver in solvers}) < len(solvers) or any(s.model != solvers[0].model for s in solvers):
         raise ValueError("the solvers of a file must belong to one model and differ in nfe")
-    content = {
+    return {
         "format": FORMAT,
         "version": VERSION,
         "model": solvers[0].model,
         "tables": {str(solver.nfe): _record(solver) for solver in sorted(solvers, key=lambda s: s.nfe)},
     }
-    write_atomically(path, (_dump(content) + "\n").encode())
 
 
 def _record(solver: Solver) -> dict[str, Any]:
     table = solver.table
+    starts = {str(k): _numbers(start) for k, start in solver.starts.items()}
     return {
-        "t": table.t.tolist(),
-        "a": table.a.tolist(),
-        "b": table.b.tolist(),
+        **_numbers(table),
         "log_snr": _log_snr(solver.model, table.t),
         "network_time": solver.network_time,
         "family": solver.family,
         "theta": solver.theta,
-        "digest": _digest(table, solver.theta),
+        "digest": _digest(table, solver.theta, solver.starts),
+        **({"starts": starts} if starts else {}),
         "fit": solver.fit,
         "validation": solver.validation,
     }
 
 
-def _digest(table: Table, theta: dict[str, Any]) -> str:
+def _numbers(table: Table) -> dict[str, Any]:
+    return {name: getattr(table, name).tolist() for name in "tab"}
+
+
+def _digest(table: Table, theta: dict[str, Any], starts: dict[int, Table]) -> str:
     """What tells a table that was edited by hand."""
-    numbers = [table.t.tolist(), table.a.tolist(), table.b.tolist(), theta]
+    several = (table, *(starts[k] for k in sorted(starts)))
+    numbers = [numbers for each in several for numbers in _numbers(each).values()] + [theta]
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -135,38 +157,52 @@ def _dump(value: Any, indent: int = 0) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[int, Any]]:
-    """The model of a solver file, and its tables by NFE."""
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a solver file holds, not checked yet."""
     if not Path(path).is_file():
         raise ValueError(f"there is no solver file {path}")
     try:
         content = json.loads(Path(path).read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a solver file, or a damaged one: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        got = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"{path} is not a solver file: field 'format' is {got!r}, expected {FORMAT!r}")
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a solver file: it holds a {type(content).__name__}")
+    return content
+
+
+def _parts(content: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[int, Any]]:
+    """The model of a file's content, and its tables by NFE."""
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{where} is not a solver file: field 'format' is {content.get('format')!r}, expected {FORMAT!r}"
+        )
     if content.get("version") != VERSION:
         raise ValueError(
-            f"{path}: field 'version' is {content.get('version')!r}, expected {VERSION}; update bespoke-solvers"
+            f"{where}: field 'version' is {content.get('version')!r}, expected {VERSION}; update bespoke-solvers"
         )
-    model, tables = (_field(content, name, dict, str(path)) for name in ("model", "tables"))
+    model, tables = (_field(content, name, dict, where) for name in ("model", "tables"))
     if not tables:
-        raise ValueError(f"{path}: field 'tables' is empty, expected one table at least")
+        raise ValueError(f"{where}: field 'tables' is empty, expected one table at least")
     for key in tables:
         if not key.isdecimal():
-            raise ValueError(f"{path}: table {key!r} is not a number of evaluations")
-    return model, {int(key): table for key, table in tables.items()}
+            raise ValueError(f"{where}: table {key!r} is not a number of evaluations")
+    return model, {int(key): tables[key] for key in sorted(tables, key=int)}
+
+
+def solvers_in(content: dict[str, Any], where: str) -> dict[int, Solver]:
+    """All solvers of a file's content by NFE; errors say `where` it is from."""
+    model, tables = _parts(content, where)
+    return {nfe: _solver(record, model, nfe, f"{where}: table {nfe}") for nfe, record in tables.items()}
 
 
 def available(path: str | os.PathLike[str]) -> list[int]:
     """The NFE for which a file holds a table."""
-    return sorted(_read(path)[1])
+    return list(_parts(read(path), str(path))[1])
 
 
 def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
     """The solver of a file; of a file with several, the one with `nfe` evaluations."""
-    model, tables = _read(path)
+    model, tables = _parts(read(path), str(path))
     if nfe is None and len(tables) == 1:
         (nfe,) = tables
     if nfe is None or nfe not in tables:
@@ -178,11 +214,8 @@ def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
 def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
     if not isinstance(record, dict):
         raise ValueError(f"{where} is {type(record).__name__}, expected an object with t, a and b")
-    try:
-        t, a, b = (torch.tensor(_field(record, name, list, where), dtype=torch.float64) for name in "tab")
-        table = Table(t, a, b)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{where}: {error}") from error
+    table = _table(record, where)
+    t = table.t
     if table.nfe != nfe or t.ndim != 1:
         raise ValueError(
             f"{where} has {table.nfe} evaluations for each of {tuple(t.shape[1:])} samples, expected {nfe}"
@@ -196,7 +229,11 @@ def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
             f"{where}: field 'log_snr' does not belong to the times and the schedule; expected {expected}, got {kept}"
         )
     theta = _field(record, "theta", dict, where)
-    if record.get("digest") != _digest(table, theta):
+    starts = _field({"starts": {}} | record, "starts", dict, where)
+    if not all(key.isdecimal() for key in starts):
+        raise ValueError(f"{where}: field 'starts' has the keys {list(starts)}, expected numbers of evaluations")
+    begun = {int(k): _table(numbers, f"{where}, start {k}") for k, numbers in starts.items()}
+    if record.get("digest") != _digest(table, theta, begun):
         raise ValueError(
             f"{where}: field 'digest' does not belong to the numbers, which were edited; fit the solver again"
         )
@@ -208,7 +245,15 @@ def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
         fit=_field(record, "fit", dict, where),
         validation=_field(record, "validation", dict, where),
         network_time=record.get("network_time"),
+        starts=begun,
     )
+
+
+def _table(record: dict[str, Any], where: str) -> Table:
+    try:
+        return Table(*(torch.tensor(_field(record, name, list, where), dtype=torch.float64) for name in "tab"))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _field(record: dict[str, Any], name: str, kind: type, where: str) -> Any:

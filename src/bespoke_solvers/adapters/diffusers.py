@@ -18,6 +18,7 @@ from bespoke_solvers.velocity import Model, guided
 
 PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "x-start"}
 SCHEDULER = "scheduler_config.json"
+OURS = "BespokeScheduler"  # whose configuration is that of the scheduler it replaced, and a solver
 TRAINING = "training.json"  # of a model that `bespoke pretrain` made, beside its config.json
 
 
@@ -80,18 +81,42 @@ def meaning_of(config: dict[str, Any]) -> Meaning:
     import diffusers
 
     name, predicted = config.get("_class_name", ""), config.get("prediction_type", "epsilon")
-    if name.startswith("FlowMatch"):
+    if name == OURS:
+        return _replaced(config)
+    flows = bool(config.get("use_flow_sigmas"))
+    if name.startswith("FlowMatch") or (flows and predicted == "flow_prediction"):
         last = config.get("num_train_timesteps", 1000)
+        if config.get("invert_sigmas"):
+            return Meaning("flow", CondOT(), lambda t: last * t)
         return Meaning("flow", CondOT(), lambda t: last * (1 - t), sign=-1.0)
     made: Any = getattr(diffusers, name).from_config(config) if hasattr(diffusers, name) else None
-    if predicted not in PREDICTIONS or not hasattr(made, "alphas_cumprod"):
+    if predicted not in PREDICTIONS or flows or not hasattr(made, "alphas_cumprod"):
         raise ValueError(
-            f"got a scheduler {name!r} with prediction_type {predicted!r}; expected a FlowMatch scheduler, or one with "
-            f"alphas_cumprod, such as DDPMScheduler, and {', '.join(PREDICTIONS)}"
+            f"got a scheduler {name!r} with prediction_type {predicted!r}{' and use_flow_sigmas' * flows}; expected a "
+            "FlowMatch scheduler, one with use_flow_sigmas and flow_prediction, or one with alphas_cumprod, such as "
+            f"DDPMScheduler, and {', '.join(PREDICTIONS)}"
         )
     schedule = DiscreteVP(tuple(made.alphas_cumprod.double().tolist()))
     count = len(schedule.alphas_cumprod)
     return Meaning(PREDICTIONS[predicted], schedule, lambda t: count * (1 - t) - 1)
+
+
+def _replaced(config: dict[str, Any]) -> Meaning:
+    """Of the scheduler that a BespokeScheduler took the place of; where there was none, of our own training."""
+    name = config.get("replaced")
+    if name is not None:
+        rest = {key: value for key, value in config.items() if key not in ("solver", "replaced")}
+        return meaning_of(rest | {"_class_name": name})
+    try:
+        described = config["solver"]["model"]
+        schedule = schedule_of(described["schedule"])
+        assert schedule is not None
+        return trained_by_us(described["prediction"], schedule, None)
+    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise ValueError(
+            f"the solver does not say its model's schedule and prediction ({error!r}); give "
+            f"{OURS}.from_solver the scheduler that it replaces"
+        ) from error
 
 
 def network_time(t: Tensor) -> Tensor:
@@ -99,7 +124,7 @@ def network_time(t: Tensor) -> Tensor:
     return 1000 * (1 - t)
 
 
-def trained_by_us(prediction: str, schedule: Schedule, classes: int) -> Meaning:
+def trained_by_us(prediction: str, schedule: Schedule, classes: int | None) -> Meaning:
     """Of a network that `bespoke pretrain` made."""
     sign = -1.0 if prediction == "flow" else 1.0
     return Meaning(prediction, schedule, network_time, sign, classes)
