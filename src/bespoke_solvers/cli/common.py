@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke_solvers import inception
+from bespoke_solvers import hub, inception
 from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
@@ -19,6 +19,7 @@ ModelName = Annotated[
         "package.module:function",
     ),
 ]
+SOLVER = "The solver file; or its folder, or its repository on the Hugging Face Hub (user/name)."
 Guidance = Annotated[
     float | None, typer.Option(help="Scale of classifier-free guidance; for class-conditional folders of diffusers.")
 ]
@@ -87,6 +88,7 @@ def in_figures(validation: dict[str, Any]) -> str:
     )
 
 
-def solvers(path: Path) -> list[Solver]:
-    """All solvers of a file."""
+def solvers(name: str) -> list[Solver]:
+    """All solvers of a file, a folder or a repository."""
+    path = hub.find(name)
     return [load(path, nfe) for nfe in available(path)]

@@ -8,6 +8,7 @@ import typer
 from bespoke_solvers import comparison, dedicated
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
+    SOLVER,
     FidSamples,
     FidTo,
     Guidance,
@@ -25,7 +26,7 @@ from bespoke_solvers.models import resolve
 
 def eval(
     model: ModelName,
-    solver: Annotated[Path, typer.Option(help="The solver file.")],
+    solver: Annotated[str, typer.Option(help=SOLVER)],
     out: Annotated[Path, typer.Option(help="A folder for the figures (results.json) and the pictures.")],
     baselines: Annotated[
         str,

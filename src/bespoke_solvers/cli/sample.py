@@ -8,8 +8,8 @@ import typer
 from safetensors.torch import save as to_bytes
 from tqdm.auto import tqdm
 
-from bespoke_solvers import pictures
-from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, numbers, output_file
+from bespoke_solvers import hub, pictures
+from bespoke_solvers.cli.common import SOLVER, Guidance, ModelName, Quiet, numbers, output_file
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.models import resolve
 from bespoke_solvers.solver import load
@@ -17,7 +17,7 @@ from bespoke_solvers.solver import load
 
 def sample(
     model: ModelName,
-    solver: Annotated[Path, typer.Option(help="The solver file.")],
+    solver: Annotated[str, typer.Option(help=SOLVER)],
     out: Annotated[Path, typer.Option(help="The picture (.png), or the samples themselves (.safetensors).")],
     seeds: Annotated[str, typer.Option(help="One sample for each, for example 0-63 or 1,2,5.")] = "0-63",
     nfe: Annotated[int | None, typer.Option(help="Which table of a file with several.")] = None,
@@ -27,7 +27,7 @@ def sample(
 ) -> None:
     """Draw samples of MODEL with a solver."""
     output_file(out, ".png", ".safetensors")
-    chosen, loaded = numbers(seeds), load(solver, nfe)
+    chosen, loaded = numbers(seeds), load(hub.find(solver), nfe)
     resolved = resolve(model, guidance)
     loaded.check(resolved)
     if out.suffix == ".png":
