@@ -182,6 +182,7 @@ def _model(model: Mapping[str, Any]) -> dict[str, str]:
         "times": model.get("domain"),
         "guidance scale": model.get("guidance"),
         "conditional": {True: "yes", False: "no"}.get(model.get("conditional", "")),
+        "conditions": model.get("conditions"),
     }
     return {name: str(value) for name, value in words.items() if value is not None}
 

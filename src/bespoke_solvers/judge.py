@@ -43,7 +43,8 @@ class Judge:
             for start in range(0, self.count, self.batch_size):
                 size = min(self.batch_size, self.count - start)
                 noise = model.noise(noise_seeds(self.noise_set, self.seed, start, size))
-                yield to_uint8(solve(model, noise, rtol=tolerance, atol=tolerance).x1).permute(0, 3, 1, 2)
+                x1 = solve(model, noise, rtol=tolerance, atol=tolerance).x1
+                yield to_uint8(model.pictures(x1)).permute(0, 3, 1, 2)
 
         return self._figures(batches())
 

@@ -57,11 +57,14 @@ class Solver:
         """Refuse a model that the solver was not made for; warn where it may still serve.
 
         Another schedule, prediction or number of channels is refused, and conditions where there were none. Another
-        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a warning.
+        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a warning. Other
+        prompts are what a solver is for; with them, weights cannot be compared.
         """
         if not self.model:
             return
         found = differences(self.model, describe(model))
+        if found.pop("conditions", None):
+            found.pop("fingerprint", None)
         here = network_time(model, self.table)
         if self.network_time and here and not close(self.network_time, here, tolerance=1e-3):
             found["network time"] = (self.network_time, here)

@@ -2,14 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 import typer
 
-from bespoke_solvers import hub, inception
+from bespoke_solvers import hub, inception, models
+from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.solver import Solver, available, load
-from bespoke_solvers.velocity import NoiseSet
+from bespoke_solvers.velocity import Model, NoiseSet
 
 ModelName = Annotated[
     str,
@@ -21,7 +23,20 @@ ModelName = Annotated[
 ]
 SOLVER = "The solver file; or its folder, or its repository on the Hugging Face Hub (user/name)."
 Guidance = Annotated[
-    float | None, typer.Option(help="Scale of classifier-free guidance; for class-conditional folders of diffusers.")
+    float | None,
+    typer.Option(help="Scale of guidance; for folders of diffusers that know it, pipelines have one by default."),
+]
+Prompts = Annotated[
+    Path | None, typer.Option(help="A file with a prompt in each line, to draw from; for pipelines of diffusers.")
+]
+Size = Annotated[int | None, typer.Option(min=1, help="The side of a picture; for pipelines of diffusers.")]
+Precision = Annotated[
+    Literal["float32", "float16", "bfloat16"] | None,
+    typer.Option("--dtype", help="Of the network, float32 by default; for pipelines of diffusers."),
+]
+Offloading = Annotated[
+    Offload | None,
+    typer.Option("--offload", help="Keep on the CPU what does not work: networks or layers; for pipelines."),
 ]
 FidTo = Annotated[
     Path | None, typer.Option(help="Measure FID to this folder of `bespoke data`, or to this .npz file of statistics.")
@@ -31,6 +46,20 @@ InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+def resolve(
+    name: str,
+    guidance: float | None,
+    prompts: Path | None,
+    size: int | None,
+    precision: str | None,
+    offload: Offload | None,
+) -> Model:
+    """The model that the options say."""
+    texts = read_prompts(prompts) if prompts else []
+    dtype = getattr(torch, precision) if precision else None
+    return models.resolve(name, guidance, prompts=texts, size=size, dtype=dtype, offload=offload)
 
 
 def numbers(text: str) -> list[int]:

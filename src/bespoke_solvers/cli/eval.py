@@ -14,14 +14,18 @@ from bespoke_solvers.cli.common import (
     Guidance,
     InceptionFile,
     ModelName,
+    Offloading,
+    Precision,
+    Prompts,
     Quiet,
+    Size,
     judge,
     numbers,
     output_folder,
+    resolve,
     solvers,
 )
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.models import resolve
 
 
 def eval(
@@ -45,13 +49,17 @@ def eval(
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     guidance: Guidance = None,
+    prompts: Prompts = None,
+    size: Size = None,
+    dtype: Precision = None,
+    offload: Offloading = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures.
 
     With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
-    found, resolved = solvers(solver), resolve(model, guidance)
+    found, resolved = solvers(solver), resolve(model, guidance, prompts, size, dtype, offload)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
     methods = comparison.methods(found, names, numbers(nfe), resolved)
