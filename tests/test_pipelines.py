@@ -356,6 +356,10 @@ def test_the_command_fits_a_pipeline(tmp_path, name, few_steps):
     assert solver.model["shape"] == [4, 8, 8]
     assert solver.model["conditions"].startswith("4 prompts, ")
     assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
+    assert solver.fit["learn"] == {"sd": "all", "flux": "all but the start"}[name], "FLUX does not scale its noise"
+    if name == "flux":
+        assert solver.table.t[0] == 0
+        assert solver.table.a[0].item() == pytest.approx(1, abs=1e-6)
     (bank,) = tmp_path.glob("*.bank")
     assert bank.name.startswith("tiny-4-prompts-")
 

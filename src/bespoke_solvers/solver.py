@@ -100,8 +100,13 @@ class Solver:
         return load(hub.find(name, **options), nfe)
 
 
-def _content(solvers: Sequence[Solver]) -> dict[str, Any]:
-    """What a file holds."""
+def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
+    """One file with the tables of several solvers of the same model."""
+    write_atomically(path, _encoded(content_of(solvers)))
+
+
+def content_of(solvers: Sequence[Solver]) -> dict[str, Any]:
+    """What a file with the tables of these solvers holds."""
     if not solvers:
         raise ValueError("there is no solver to save")
     if len({solver.nfe for solver in solvers}) < len(solvers) or any(s.model != solvers[0].model for s in solvers):
@@ -114,16 +119,11 @@ def _content(solvers: Sequence[Solver]) -> dict[str, Any]:
     }
 
 
-def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
-    """One file with the tables of several solvers of the same model."""
-    write_atomically(path, _encoded(_content(solvers)))
-
-
 def save_pretrained(
     solvers: Sequence[Solver], folder: str | os.PathLike[str], *, base_model: str | None = None
 ) -> None:
     """A folder with one file of all the solvers and a model card; what is there under their names is replaced."""
-    content = _content(solvers)
+    content = content_of(solvers)
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_atomically(Path(folder) / hub.FILE, _encoded(content))
     write_atomically(Path(folder) / hub.CARD, hub.card(content, base_model=base_model).encode())
@@ -137,7 +137,7 @@ def push_to_hub(
     base_model: the repository of the model that they were fitted to, for the card. The other options are
     huggingface_hub's. Returns the address of the commit.
     """
-    content = _content(solvers)
+    content = content_of(solvers)
     files = {hub.FILE: _encoded(content), hub.CARD: hub.card(content, repo_id, base_model).encode()}
     return hub.upload(files, repo_id, **options)
 

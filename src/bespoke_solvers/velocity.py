@@ -125,6 +125,7 @@ class Model:
     guidance: the classifier-free guidance scale inside `velocity`, kept in solver files as a check.
     conditions: what `draw_condition` draws from, in short; a bank is for one such set of conditions.
     decode: makes pictures in [-1, 1] of samples that are latents.
+    scales_noise: whether what the solver is for lets it scale the noise; if not, `fit` holds the start of `ns`.
     """
 
     velocity: Callable[..., Tensor]
@@ -137,6 +138,7 @@ class Model:
     guidance: float | None = None
     conditions: str | None = None
     decode: Callable[[Tensor], Tensor] | None = None
+    scales_noise: bool = True
     device: str | torch.device = "cpu"
     dtype: torch.dtype = torch.float32
 

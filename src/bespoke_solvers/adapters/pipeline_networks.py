@@ -114,6 +114,7 @@ class Kind(NamedTuple):
 
     patch: the side of the squares of latents that the pipeline itself packs into one input. guidance_is_input: there is
     no second pass, and a network may also do without. classes: prompts are names of classes, and the size is fixed.
+    scales_noise: whether the pipeline scales the noise as its scheduler says.
     """
 
     encode: Callable[[Any, list[str], Setting], Encoded]
@@ -121,14 +122,15 @@ class Kind(NamedTuple):
     patch: int = 1
     guidance_is_input: bool = False
     classes: bool = False
+    scales_noise: bool = True
 
 
 KINDS = {
     "StableDiffusionPipeline": Kind(_stable_diffusion),
     "StableDiffusionXLPipeline": Kind(_stable_diffusion_xl),
-    "StableDiffusion3Pipeline": Kind(_stable_diffusion_3),
-    "FluxPipeline": Kind(_flux, _call_flux, patch=2, guidance_is_input=True),
+    "StableDiffusion3Pipeline": Kind(_stable_diffusion_3, scales_noise=False),
+    "FluxPipeline": Kind(_flux, _call_flux, patch=2, guidance_is_input=True, scales_noise=False),
     "PixArtAlphaPipeline": Kind(_pixart),
     "PixArtSigmaPipeline": Kind(_pixart),
-    "DiTPipeline": Kind(_dit, classes=True),
+    "DiTPipeline": Kind(_dit, classes=True, scales_noise=False),
 }

@@ -106,6 +106,7 @@ def as_model(
         guidance=scale,
         conditions=_in_short(prompts) if prompts else None,
         decode=_decoder(pipe.vae),
+        scales_noise=kind.scales_noise,
         device=pipe._execution_device,
     )
 

@@ -85,7 +85,7 @@ def fit(
     if fresh and paths is not None:
         raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
     resolved = resolve(model, guidance, prompts, size, dtype, offload)
-    learners = {n: families.make(family, n, learn) for n in sorted(set(numbers(nfe)))}
+    learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
         if start not in (None, "best"):
