@@ -25,6 +25,7 @@ LAYERS = [
     "dedicated",
     "families",
     "description",
+    "hub",
     "solver",
     "reference",
     "bank",
@@ -92,6 +93,6 @@ def test_modules_are_short(path):
 
 def test_the_import_is_light():
     """Importing the library imports neither what only the command needs nor the heavy optional packages."""
-    heavy = {"typer", "matplotlib", "diffusers", "scipy"}
+    heavy = {"typer", "matplotlib", "diffusers", "scipy", "huggingface_hub", "transformers"}
     code = f"import sys, bespoke_solvers; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -167,8 +167,8 @@ def test_the_command_fits_a_folder(tmp_path):
 
 def test_a_folder_is_copied_to_the_other_gpus(tmp_path, monkeypatch):
     asked, model = [], bespoke_solvers.toy.load("toy:checkerboard")
-    monkeypatch.setattr(models, "resolve", lambda *given: asked.append(given) or model)
+    monkeypatch.setattr(models, "resolve", lambda *given, **options: asked.append((*given, options)) or model)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert models.copies(str(tmp_path), 2.0) == [model, model]
-    assert asked == [(str(tmp_path), 2.0, "cuda:1"), (str(tmp_path), 2.0, "cuda:2")]
-    assert models.copies("toy:digits") == []
+    assert asked == [(str(tmp_path), 2.0, {"device": f"cuda:{i}"}) for i in (1, 2)]
+    assert models.copies("toy:digits") == models.copies(str(tmp_path), offload="model") == []

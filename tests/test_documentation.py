@@ -50,6 +50,13 @@ def test_the_examples_of_models(tmp_path):
     assert '"guidance": 2.0' in (tmp_path / "guidance.json").read_text()
 
 
+def test_the_folder_of_a_solver(tmp_path):
+    used, shown = run_blocks(ROOT / "docs" / "hub.md", tmp_path)
+    assert used == "torch.Size([5, 2]) [4, 6]\n"
+    assert "2 tables for a model of [2]" in shown
+    assert 'base_model: "me/my-model"' in (tmp_path / "my-solver" / "README.md").read_text()
+
+
 def test_the_program_in_the_readme_prints_what_it_says(tmp_path):
     text = (ROOT / "README.md").read_text()
     (printed,) = run_blocks(ROOT / "README.md", tmp_path)

@@ -136,8 +136,9 @@ def write(
     shown, exact, runs = _trajectories(bank, solvers[0], tables, comparison.seed)
     if exact[0, 0].numel() > 1:
         drawn["paths.png"] = pictures.paths_in_plane(exact, runs)
-    if pictures.is_picture(bank.model.shape) or bank.model.shape == (2,):
-        drawn["samples.png"] = pictures.side_by_side(shown, "exact")
+    model = bank.model
+    if model.decode or pictures.is_picture(model.shape) or model.shape == (2,):
+        drawn["samples.png"] = pictures.side_by_side({name: model.pictures(x) for name, x in shown.items()}, "exact")
     for name, figure in drawn.items():
         pictures.save(figure, folder / name)
     return [folder / name for name in ("results.json", *drawn)]

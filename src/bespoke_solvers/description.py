@@ -34,6 +34,7 @@ def describe(model: Model) -> dict[str, Any]:
         "guidance": model.guidance,
         "shape": model.shape,
         "conditional": model.draw_condition is not None,
+        "conditions": model.conditions,
         "fingerprint": fingerprint(model),
     }
     return json.loads(json.dumps(description, default=repr))  # type: ignore[no-any-return]

@@ -170,12 +170,12 @@ BASES = {"rk1": EULER, "rk2": MIDPOINT}
 FAMILIES = (NonStationary.name, *BASES)
 
 
-def make(family: str, nfe: int, learn: Learn = "both") -> Family:
-    """The named family with `nfe` evaluations, at its base method (`ns`: Euler's)."""
+def make(family: str, nfe: int, learn: Learn = "both", learn_start: bool = True) -> Family:
+    """The named family with `nfe` evaluations, at its base method (`ns`: Euler's); `learn_start` is for `ns`."""
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
     if family == NonStationary.name:
         if learn != "both":
             raise ValueError(f"learn = {learn!r} is for {' and '.join(BASES)}; ns has no time and scale to tell apart")
-        return NonStationary(baseline("euler", nfe))
+        return NonStationary(baseline("euler", nfe), learn_start)
     return Bespoke(steps_for(BASES[family], nfe), BASES[family], learn)

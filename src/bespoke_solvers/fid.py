@@ -140,7 +140,7 @@ def samples(
             x1 = sample(by, model.bind(noise.condition), noise.x0) if isinstance(by, Table) else by(model, noise)
         if not x1.isfinite().all():
             raise ValueError(f"samples from {start} on are not finite; check the table and the model")
-        return to_uint8(x1).permute(0, 3, 1, 2)
+        return to_uint8(model.pictures(x1)).permute(0, 3, 1, 2)
 
     starts = range(0, count, batch_size)
     with (
@@ -158,7 +158,7 @@ def _check(models: Sequence[Model]) -> None:
     """Refuse samples that are no pictures, and models that are not one and the same."""
     if not models:
         raise ValueError("got no model; expected the model once for each device that is to work")
-    if not is_picture(models[0].shape):
+    if models[0].decode is None and not is_picture(models[0].shape):
         raise ValueError(f"samples of the shape {models[0].shape} are no pictures: those have 1 or 3 channels")
     if len(models) > 1:
         kept, *others = map(describe, models)

@@ -128,7 +128,10 @@ def fit(
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
     started = time.monotonic()
-    learner = families.make(family, nfe) if isinstance(family, str) else copy.deepcopy(family)
+    if isinstance(family, str):
+        learner = families.make(family, nfe, learn_start=model.scales_noise)
+    else:
+        learner = copy.deepcopy(family)
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     names = stages_of(learner, objective, effort, start is not None, paths == "fresh")

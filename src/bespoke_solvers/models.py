@@ -3,21 +3,42 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bespoke_solvers import toy
-from bespoke_solvers.adapters import diffusers
+from bespoke_solvers.adapters import diffusers, pipelines
 from bespoke_solvers.velocity import Model, default_device
 
 
-def resolve(name: str, guidance: float | None = None, device: str | None = None) -> Model:
-    """The named model. Modules are looked up in the current directory, too; a folder's model is on the GPU, if any."""
-    if Path(name).is_dir():
-        return diffusers.load(Path(name), guidance=guidance, device=device or default_device())
+def resolve(
+    name: str,
+    guidance: float | None = None,
+    *,
+    prompts: Sequence[str] = (),
+    size: int | None = None,
+    dtype: torch.dtype | None = None,
+    offload: pipelines.Offload | None = None,
+    device: str | None = None,
+) -> Model:
+    """The named model. Modules are looked up in the current directory, too; a folder's model is on the GPU, if any.
+
+    prompts, size, dtype and offload are those of `pipelines.load`.
+    """
+    folder, device = Path(name), device or default_device()
+    if folder.is_dir() and pipelines.is_pipeline(folder):
+        precision = dtype or torch.float32
+        return pipelines.load(
+            folder, prompts, guidance=guidance, size=size, device=device, dtype=precision, offload=offload
+        )
+    given = {"prompts": prompts, "size": size, "dtype": dtype, "offload": offload}
+    if wrong := [option for option, value in given.items() if value]:
+        raise ValueError(f"{', '.join(wrong)}: only for pipelines of diffusers that make latents; {name} is none")
+    if folder.is_dir():
+        return diffusers.load(folder, guidance=guidance, device=device)
     if guidance is not None:
         raise ValueError(f"guidance {guidance:g} is for models in diffusers' folders; {name} brings its own, or none")
     if name.startswith("toy:"):
@@ -40,10 +61,10 @@ def resolve(name: str, guidance: float | None = None, device: str | None = None)
     return model
 
 
-def copies(name: str, guidance: float | None = None) -> list[Model]:
+def copies(name: str, guidance: float | None = None, **options: Any) -> list[Model]:
     """A folder's model on all GPUs but the first, where `resolve` puts it; of other models only their makers know."""
-    others = range(1, torch.cuda.device_count()) if Path(name).is_dir() else []
-    return [resolve(name, guidance, f"cuda:{i}") for i in others]
+    others = range(1, torch.cuda.device_count()) if Path(name).is_dir() and not options.get("offload") else []
+    return [resolve(name, guidance, device=f"cuda:{i}", **options) for i in others]
 
 
 def _function(module: str, function: str) -> Callable[[], Any]:

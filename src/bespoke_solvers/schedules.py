@@ -6,7 +6,7 @@ the dtype of t; whoever combines the values with a picture casts them last.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -206,7 +206,7 @@ class DiscreteVP(Schedule):
     straight to 1 and 0. A zero terminal snr (last entry 0) is allowed: alpha is then linear on the first interval.
     """
 
-    alphas_cumprod: tuple[float, ...]
+    alphas_cumprod: tuple[float, ...] = field(repr=False)
 
     def __post_init__(self) -> None:
         values = torch.tensor(self.alphas_cumprod, dtype=torch.float64)

@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from bespoke_solvers import hub
 from bespoke_solvers.description import close, describe, differences, in_words, network_time, schedule_of
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.table import Table, sample
@@ -69,11 +70,14 @@ class Solver:
         """Refuse a model that the solver was not made for; warn where it may still serve.
 
         Another schedule, prediction or number of channels is refused, and conditions where there were none. Another
-        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a warning.
+        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a warning. Other
+        prompts are what a solver is for; with them, weights cannot be compared.
         """
         if not self.model:
             return
         found = differences(self.model, describe(model))
+        if found.pop("conditions", None):
+            found.pop("fingerprint", None)
         here = network_time(model, self.table)
         if self.network_time and here and not close(self.network_time, here, tolerance=1e-3):
             found["network time"] = (self.network_time, here)
@@ -90,10 +94,28 @@ class Solver:
         """Write the solver as a JSON file of one table; an existing file is replaced in one go."""
         save([self], path)
 
+    def save_pretrained(self, folder: str | os.PathLike[str], *, base_model: str | None = None) -> None:
+        """Write the solver and its card into a folder (see the function `save_pretrained`)."""
+        save_pretrained([self], folder, base_model=base_model)
+
+    def push_to_hub(self, repo_id: str, *, base_model: str | None = None, **options: Unpack[hub.Upload]) -> str:
+        """Upload the solver and its card (see the function `push_to_hub`)."""
+        return push_to_hub([self], repo_id, base_model=base_model, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str], nfe: int | None = None, **options: Unpack[hub.Download]
+    ) -> "Solver":
+        """The solver of a repository of the Hub (user/name) or of a folder; of several, the one with `nfe` evaluations.
+
+        The options are huggingface_hub's. `hub.find` gives the file itself, for `available` and `load`.
+        """
+        return load(hub.find(name, **options), nfe)
+
 
 def save(solvers: Sequence[Solver], path: str | os.PathLike[str]) -> None:
     """One file with the tables of several solvers of the same model."""
-    write_atomically(path, (_dump(content_of(solvers)) + "\n").encode())
+    write_atomically(path, _encoded(content_of(solvers)))
 
 
 def content_of(solvers: Sequence[Solver]) -> dict[str, Any]:
@@ -108,6 +130,33 @@ def content_of(solvers: Sequence[Solver]) -> dict[str, Any]:
         "model": solvers[0].model,
         "tables": {str(solver.nfe): _record(solver) for solver in sorted(solvers, key=lambda s: s.nfe)},
     }
+
+
+def save_pretrained(
+    solvers: Sequence[Solver], folder: str | os.PathLike[str], *, base_model: str | None = None
+) -> None:
+    """A folder with one file of all the solvers and a model card; what is there under their names is replaced."""
+    content = content_of(solvers)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(folder) / hub.FILE, _encoded(content))
+    write_atomically(Path(folder) / hub.CARD, hub.card(content, base_model=base_model).encode())
+
+
+def push_to_hub(
+    solvers: Sequence[Solver], repo_id: str, *, base_model: str | None = None, **options: Unpack[hub.Upload]
+) -> str:
+    """Put one file of all the solvers and a model card into a repository, which is made if need be.
+
+    base_model: the repository of the model that they were fitted to, for the card. The other options are
+    huggingface_hub's. Returns the address of the commit.
+    """
+    content = content_of(solvers)
+    files = {hub.FILE: _encoded(content), hub.CARD: hub.card(content, repo_id, base_model).encode()}
+    return hub.upload(files, repo_id, **options)
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    return (_dump(content) + "\n").encode()
 
 
 def _record(solver: Solver) -> dict[str, Any]:

@@ -123,6 +123,9 @@ class Model:
     domain: the times on which the network is valid; u is never called outside. By default from schedule and prediction.
     network_time: the network's own time at t, kept in solver files as a check.
     guidance: the classifier-free guidance scale inside `velocity`, kept in solver files as a check.
+    conditions: what `draw_condition` draws from, in short; a bank is for one such set of conditions.
+    decode: makes pictures in [-1, 1] of samples that are latents.
+    scales_noise: whether what the solver is for lets it scale the noise; if not, `fit` holds the start of `ns`.
     """
 
     velocity: Callable[..., Tensor]
@@ -133,6 +136,9 @@ class Model:
     draw_condition: Callable[[torch.Generator], Any] | None = None
     network_time: Callable[[Tensor], Tensor] | None = None
     guidance: float | None = None
+    conditions: str | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
+    scales_noise: bool = True
     device: str | torch.device = "cpu"
     dtype: torch.dtype = torch.float32
 
@@ -203,6 +209,10 @@ class Model:
         """c in x(t_lo) = c x0: the schedule's own scale, shrunk with sigma where the domain begins later than t = 0."""
         start = self.schedule(torch.tensor([0.0, self.t_lo], dtype=torch.float64)).sigma
         return self.schedule.prior_scale * float(start[1] / start[0])
+
+    def pictures(self, x: Tensor) -> Tensor:
+        """The samples, decoded if they are latents."""
+        return x if self.decode is None else self.decode(x)
 
     def bind(self, condition: Condition = None) -> Velocity:
         """u(t, x) with the condition inside; refuses an output of another shape or dtype than x's."""

@@ -41,7 +41,7 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     guidance: the scale of classifier-free guidance, for a network that was trained with a label for "no class".
     """
     unet = folder / "unet" if (folder / "model_index.json").is_file() else folder
-    config = _json(unet / "config.json")
+    config = read_json(unet / "config.json")
     if config.get("_class_name") != "UNet2DModel":
         raise ValueError(f"{unet} holds a {config.get('_class_name')}; expected a UNet2DModel of diffusers")
     meaning = _meaning(folder, unet)
@@ -133,7 +133,7 @@ def trained_by_us(prediction: str, schedule: Schedule, classes: int | None) -> M
 def _meaning(folder: Path, unet: Path) -> Meaning:
     """From the record of `bespoke pretrain`, or from the scheduler."""
     if (unet / TRAINING).is_file():
-        record = _json(unet / TRAINING)
+        record = read_json(unet / TRAINING)
         try:
             schedule = schedule_of(record["schedule"])
             assert schedule is not None
@@ -141,19 +141,20 @@ def _meaning(folder: Path, unet: Path) -> Meaning:
         except (KeyError, TypeError, AttributeError, AssertionError) as error:
             raise ValueError(f"{unet / TRAINING} is damaged, or no record of bespoke pretrain: {error!r}") from error
     if unet != folder:
-        parts = {name for name, value in _json(folder / "model_index.json").items() if isinstance(value, list)}
+        parts = {name for name, value in read_json(folder / "model_index.json").items() if isinstance(value, list)}
         if others := parts - {"unet", "scheduler"}:
             raise ValueError(f"the pipeline {folder} has {', '.join(sorted(others))}; expected a U-Net and a scheduler")
     for config in (folder / "scheduler" / SCHEDULER, folder / SCHEDULER):
         if config.is_file():
-            return meaning_of(_json(config))
+            return meaning_of(read_json(config))
     raise ValueError(
         f"{folder} has no {SCHEDULER} to say what its network predicts; save its scheduler there, or write a function "
         "that returns a bespoke_solvers.Model"
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A configuration of diffusers."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:

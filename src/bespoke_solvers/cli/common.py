@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 import typer
 
-from bespoke_solvers import inception
+from bespoke_solvers import hub, inception
+from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
@@ -19,8 +21,22 @@ ModelName = Annotated[
         "package.module:function",
     ),
 ]
+SOLVER = "The solver file; or its folder, or its repository on the Hugging Face Hub (user/name)."
 Guidance = Annotated[
-    float | None, typer.Option(help="Scale of classifier-free guidance; for class-conditional folders of diffusers.")
+    float | None,
+    typer.Option(help="Scale of guidance; for folders of diffusers that know it, pipelines have one by default."),
+]
+Prompts = Annotated[
+    Path | None, typer.Option(help="A file with a prompt in each line, to draw from; for pipelines of diffusers.")
+]
+Size = Annotated[int | None, typer.Option(min=1, help="The side of a picture; for pipelines of diffusers.")]
+Precision = Annotated[
+    Literal["float32", "float16", "bfloat16"] | None,
+    typer.Option("--dtype", help="Of the network, float32 by default; for pipelines of diffusers."),
+]
+Offloading = Annotated[
+    Offload | None,
+    typer.Option("--offload", help="Keep on the CPU what does not work: networks or layers; for pipelines."),
 ]
 FidTo = Annotated[
     Path | None, typer.Option(help="Measure FID to this folder of `bespoke data`, or to this .npz file of statistics.")
@@ -30,6 +46,15 @@ InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+def of_pipelines(
+    prompts: Path | None, size: int | None, precision: str | None, offload: Offload | None
+) -> dict[str, Any]:
+    """What these options say to `models.resolve`."""
+    texts = read_prompts(prompts) if prompts else []
+    dtype = getattr(torch, precision) if precision else None
+    return {"prompts": texts, "size": size, "dtype": dtype, "offload": offload}
 
 
 def numbers(text: str) -> list[int]:
@@ -89,6 +114,7 @@ def in_figures(validation: dict[str, Any]) -> str:
     )
 
 
-def solvers(path: Path) -> list[Solver]:
-    """All solvers of a file."""
+def solvers(name: str) -> list[Solver]:
+    """All solvers of a file, a folder or a repository."""
+    path = hub.find(name)
     return [load(path, nfe) for nfe in available(path)]

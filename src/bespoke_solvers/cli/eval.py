@@ -8,14 +8,20 @@ import typer
 from bespoke_solvers import comparison, dedicated
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
+    SOLVER,
     FidSamples,
     FidTo,
     Guidance,
     InceptionFile,
     ModelName,
+    Offloading,
+    Precision,
+    Prompts,
     Quiet,
+    Size,
     judge,
     numbers,
+    of_pipelines,
     output_folder,
     solvers,
 )
@@ -25,7 +31,7 @@ from bespoke_solvers.models import copies, resolve
 
 def eval(
     model: ModelName,
-    solver: Annotated[Path, typer.Option(help="The solver file.")],
+    solver: Annotated[str, typer.Option(help=SOLVER)],
     out: Annotated[Path, typer.Option(help="A folder for the figures (results.json) and the pictures.")],
     baselines: Annotated[
         str,
@@ -44,13 +50,18 @@ def eval(
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     guidance: Guidance = None,
+    prompts: Prompts = None,
+    size: Size = None,
+    dtype: Precision = None,
+    offload: Offloading = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures.
 
     With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
-    found, resolved = solvers(solver), resolve(model, guidance)
+    more = of_pipelines(prompts, size, dtype, offload)
+    found, resolved = solvers(solver), resolve(model, guidance, **more)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
     methods = comparison.methods(found, names, numbers(nfe), resolved)
@@ -67,8 +78,8 @@ def eval(
         return
     by = None
     if fid:
-        more = {"copies": copies(model, guidance), "progress": not quiet}
-        by = judge(fid, inception, fid_samples, seed, batch_size, "report", **more)
+        several = copies(model, guidance, **more)
+        by = judge(fid, inception, fid_samples, seed, batch_size, "report", copies=several, progress=not quiet)
     output_folder(out)
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB, rtol=tolerance, atol=tolerance)
     if everything:

@@ -14,10 +14,15 @@ from bespoke_solvers.cli.common import (
     Guidance,
     InceptionFile,
     ModelName,
+    Offloading,
+    Precision,
+    Prompts,
     Quiet,
+    Size,
     in_figures,
     judge,
     numbers,
+    of_pipelines,
     output_file,
 )
 from bespoke_solvers.evaluation import held_out
@@ -65,6 +70,10 @@ def fit(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     guidance: Guidance = None,
+    prompts: Prompts = None,
+    size: Size = None,
+    dtype: Precision = None,
+    offload: Offloading = None,
     quiet: Quiet = False,
 ) -> None:
     """Make a solver for MODEL. An interrupted fit goes on where it was when the same command is given again.
@@ -76,13 +85,14 @@ def fit(
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
     if fresh and paths is not None:
         raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
-    resolved = resolve(model, guidance)
-    learners = {n: families.make(family, n, learn) for n in sorted(set(numbers(nfe)))}
+    resolved = resolve(model, guidance, **of_pipelines(prompts, size, dtype, offload))
+    learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
         if start not in (None, "best"):
             dedicated.baseline(start, n, resolved)
-    folder = bank or out.parent / (re.sub("[:.]", "-", Path(model).name) + ".bank")
+    label = f"{Path(model).name} {resolved.conditions or ''}".strip()
+    folder = bank or out.parent / (re.sub("[:., ]+", "-", label) + ".bank")
     if dry_run:
         typer.echo(f"model       {model}: samples of {resolved.shape}, {resolved.prediction}, {resolved.schedule}")
         for n, learner in learners.items():

@@ -8,8 +8,20 @@ import typer
 from safetensors.torch import save as to_bytes
 from tqdm.auto import tqdm
 
-from bespoke_solvers import pictures
-from bespoke_solvers.cli.common import Guidance, ModelName, Quiet, numbers, output_file
+from bespoke_solvers import hub, pictures
+from bespoke_solvers.cli.common import (
+    SOLVER,
+    Guidance,
+    ModelName,
+    Offloading,
+    Precision,
+    Prompts,
+    Quiet,
+    Size,
+    numbers,
+    of_pipelines,
+    output_file,
+)
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.models import resolve
 from bespoke_solvers.solver import load
@@ -17,27 +29,33 @@ from bespoke_solvers.solver import load
 
 def sample(
     model: ModelName,
-    solver: Annotated[Path, typer.Option(help="The solver file.")],
+    solver: Annotated[str, typer.Option(help=SOLVER)],
     out: Annotated[Path, typer.Option(help="The picture (.png), or the samples themselves (.safetensors).")],
     seeds: Annotated[str, typer.Option(help="One sample for each, for example 0-63 or 1,2,5.")] = "0-63",
     nfe: Annotated[int | None, typer.Option(help="Which table of a file with several.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 64,
     guidance: Guidance = None,
+    prompts: Prompts = None,
+    size: Size = None,
+    dtype: Precision = None,
+    offload: Offloading = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw samples of MODEL with a solver."""
     output_file(out, ".png", ".safetensors")
-    chosen, loaded = numbers(seeds), load(solver, nfe)
-    resolved = resolve(model, guidance)
+    chosen, loaded = numbers(seeds), load(hub.find(solver), nfe)
+    resolved = resolve(model, guidance, **of_pipelines(prompts, size, dtype, offload))
     loaded.check(resolved)
-    if out.suffix == ".png":
+    as_picture = out.suffix == ".png"
+    if as_picture and resolved.decode is None:
         pictures.check_drawable(resolved.shape)
     batches = []
     for i in tqdm(range(0, len(chosen), batch_size), unit="batch", disable=quiet):
         noise = resolved.noise(chosen[i : i + batch_size])
-        batches.append(loaded.sample(resolved.bind(noise.condition), noise.x0).cpu())
+        x1 = loaded.sample(resolved.bind(noise.condition), noise.x0)
+        batches.append((resolved.pictures(x1) if as_picture else x1).cpu())
     samples = torch.cat(batches)
-    if out.suffix == ".png":
+    if as_picture:
         pictures.save_samples(samples, out)
     else:
         condition = resolved.noise(chosen).condition

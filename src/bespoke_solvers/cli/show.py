@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import pictures
-from bespoke_solvers.cli.common import in_figures, output_file, solvers
+from bespoke_solvers.cli.common import SOLVER, in_figures, output_file, solvers
 
 
 def show(
-    file: Annotated[Path, typer.Argument(metavar="SOLVER", help="The solver file.")],
+    file: Annotated[str, typer.Argument(metavar="SOLVER", help=SOLVER)],
     out: Annotated[Path | None, typer.Option(help="Draw what was learned (.png).")] = None,
 ) -> None:
     """Say what is in a solver file."""
