@@ -7,8 +7,6 @@ import diffusers
 import torch
 
 import bespoke_solvers as bs
-from bespoke_solvers.families import NonStationary
-from bespoke_solvers.generic import baseline
 from bespoke_solvers.models import resolve
 
 
@@ -31,10 +29,7 @@ def main() -> None:
     """Fit with 6 evaluations, and draw."""
     pipe = small_pipeline()
     pipe.save_pretrained("pipeline")
-    # DDPMPipeline, like those of SD3 and FLUX, feeds the noise as it is, so the scale of the first input must be held.
-    # StableDiffusionPipeline scales it as the scheduler says: there, leave `family` out.
-    held = NonStationary(baseline("euler", 6), learn_start=False)
-    solver = bs.fit(resolve("pipeline"), nfe=6, family=held, effort="low", paths=32, validation_paths=32)
+    solver = bs.fit(resolve("pipeline"), nfe=6, effort="low", paths=32, validation_paths=32)
     solver.save("solver.json")
     print(
         f"RMSE to the exact samples {solver.validation['rmse']:.4f}, midpoint {solver.validation['baseline_rmse']:.4f}"

@@ -96,3 +96,13 @@ def test_the_import_is_light():
     heavy = {"typer", "matplotlib", "diffusers", "scipy", "huggingface_hub", "transformers"}
     code = f"import sys, bespoke_solvers; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_import_takes_hardly_longer_than_torch():
+    """In one process, so that it does not matter how busy the machine is."""
+    command = [sys.executable, "-X", "importtime", "-c", "import bespoke_solvers"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()
+    cumulative = {
+        name.strip(): int(spent) for _, spent, name in (line.split("|") for line in lines) if spent.strip().isdecimal()
+    }
+    assert cumulative["bespoke_solvers"] < 1.5 * cumulative["torch"]

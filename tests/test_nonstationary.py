@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bespoke_solvers import dedicated
+from bespoke_solvers import dedicated, toy
 from bespoke_solvers.families import FAMILIES, NonStationary, make
 from bespoke_solvers.generic import TABLEAUS, baseline
 from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine, DiscreteVP
@@ -145,6 +145,20 @@ def test_the_start_can_be_held():
     assert (held().b.tril(-1) != start.b).sum() == 10
     assert free().t[0] != start.t[0]
     assert free().a[0] != start.a[0]
+
+
+def test_the_scale_alone_can_be_held():
+    family = NonStationary(random_table(4, 2), learn_scale=False)
+    before = family().detach()
+    loss(family).backward()
+    torch.optim.SGD([p for p in family.parameters() if p.requires_grad], lr=0.01).step()
+    assert family().a[0] == before.a[0]
+    assert family().t[0] != before.t[0]
+    assert family.learn == "all but the scale of the noise"
+    assert not NonStationary(random_table(4, 2), learn_start=False).learn_scale
+    model = toy.load("toy:checkerboard-edm")
+    assert family.held_scale(model) == pytest.approx(before.a[0].item() * model.start_scale)
+    assert NonStationary(random_table(4, 2)).held_scale(model) is None
 
 
 @pytest.mark.parametrize("learn_start", [True, False])

@@ -10,7 +10,7 @@ from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.grids import WARPS, warp
+from bespoke_solvers.grids import SHAPES, warp
 from bespoke_solvers.reference import Paths, solve
 from bespoke_solvers.regression import PASSES, closed_form, errors, fit_rows, log_mean, on_disk, sample_weights
 from bespoke_solvers.schedules import EDM, CondOT, Cosine
@@ -269,20 +269,22 @@ def test_a_tensor_on_disk_leaves_no_file(tmp_path, monkeypatch):
         assert str(tmp_path) in maps.read_text(), "the numbers lie in the file, not in memory"
 
 
-@pytest.mark.parametrize("learn_start", [True, False])
-def test_the_stage_keeps_the_best_of_the_best_grids(learn_start):
+@pytest.mark.parametrize(("learned", "starts"), [("all", (0.2, 0.7)), ("no scale", (0.0, 0.7)), ("no start", (0.0,))])
+def test_the_stage_keeps_the_best_of_the_best_grids(learned, starts):
     model = model_of(mixture(CondOT()))
     batches = [exactly(model, 16)]
-    family = NonStationary(baseline("euler", 3), learn_start=learn_start)
+    family = NonStationary(baseline("euler", 3), learned != "no start", learned != "no scale")
+    scale = 1.0 if learned == "no scale" else None
     stage = ClosedForm(family, batches)
     while not stage.finished:
         stage.step()
-    grids = WARPS if learn_start else [(0.0, p, q) for c, p, q in WARPS if c == WARPS[0][0]]
+    grids = [(c, *shape) for c in starts for shape in SHAPES]
     assert len(stage.tried) == len(grids) + FINALISTS
 
     def loss(grid, passes):
-        return log_mean(errors(closed_form(warp(model, 3, *grid), batches, passes).samples, batches))
+        return log_mean(errors(closed_form(warp(model, 3, *grid), batches, passes, scale).samples, batches))
 
     finalists = sorted(grids, key=lambda grid: loss(grid, 1))[:FINALISTS]
     best = min(finalists, key=lambda grid: loss(grid, PASSES))
     torch.testing.assert_close(family().on(model).t, warp(model, 3, *best))
+    assert (family().a[0] == 1) == (learned != "all")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bespoke_solvers.generic import EULER, MIDPOINT, Tableau, baseline, runge_kutta, step, steps_for, uniform_grid
 from bespoke_solvers.scale_time import ScaleTime, Transform, transformed_velocity
 from bespoke_solvers.table import Table, trace
-from bespoke_solvers.velocity import Velocity
+from bespoke_solvers.velocity import Model, Velocity
 
 Learn = Literal["both", "time", "scale"]
 
@@ -113,27 +113,33 @@ class Bespoke(nn.Module):
 class NonStationary(nn.Module):
     """A table whose numbers are all free (Shaul et al. 2024, "Bespoke Non-Stationary Solvers"), from a given one.
 
-    The times add up steps |theta|, so that t_0 <= ... <= t_{n-1} <= 1. With `learn_start` the first time and the
-    scale of the first input are learned, too: at t_0 = 0 the velocity of a flow says no more than the data's mean.
+    The times add up steps |theta|, so that t_0 <= ... <= t_{n-1} <= 1. With `learn_start` the first time and (with
+    `learn_scale`, too) the scale of the first input are learned: at t_0 = 0 the velocity of a flow says no more than
+    the data's mean.
     """
 
     name = "ns"
 
-    def __init__(self, table: Table, learn_start: bool = True) -> None:
+    def __init__(self, table: Table, learn_start: bool = True, learn_scale: bool = True) -> None:
         super().__init__()
         if (table.t.diff() < 0).any():
             raise ValueError(f"the times of a non-stationary solver must not decrease, got {table.t.tolist()}")
-        self.nfe, self.learn_start = table.nfe, learn_start
+        self.nfe, self.learn_start, self.learn_scale = table.nfe, learn_start, learn_start and learn_scale
         self.theta_t0 = nn.Parameter(table.t[:1].clone(), requires_grad=learn_start)
         self.theta_t = nn.Parameter(table.t.diff())
-        self.theta_a0 = nn.Parameter(table.a[:1].clone(), requires_grad=learn_start)
+        self.theta_a0 = nn.Parameter(table.a[:1].clone(), requires_grad=self.learn_scale)
         self.theta_a = nn.Parameter(table.a[1:].clone())
         self.theta_b = nn.Parameter(table.b[self._lower()].clone())
 
     @property
     def learn(self) -> str:
         """What is learned."""
-        return "all" if self.learn_start else "all but the start"
+        held = "the scale of the noise" if self.learn_start else "the start"
+        return "all" if self.learn_scale else f"all but {held}"
+
+    def held_scale(self, model: Model) -> float | None:
+        """a_0 on the model, if it is not learned."""
+        return None if self.learn_scale else self.theta_a0.item() * model.start_scale
 
     @property
     def base(self) -> str:
@@ -170,12 +176,12 @@ BASES = {"rk1": EULER, "rk2": MIDPOINT}
 FAMILIES = (NonStationary.name, *BASES)
 
 
-def make(family: str, nfe: int, learn: Learn = "both", learn_start: bool = True) -> Family:
-    """The named family with `nfe` evaluations, at its base method (`ns`: Euler's); `learn_start` is for `ns`."""
+def make(family: str, nfe: int, learn: Learn = "both", learn_scale: bool = True) -> Family:
+    """The named family with `nfe` evaluations, at its base method (`ns`: Euler's); `learn_scale` is for `ns`."""
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
     if family == NonStationary.name:
         if learn != "both":
             raise ValueError(f"learn = {learn!r} is for {' and '.join(BASES)}; ns has no time and scale to tell apart")
-        return NonStationary(baseline("euler", nfe), learn_start)
+        return NonStationary(baseline("euler", nfe), learn_scale=learn_scale)
     return Bespoke(steps_for(BASES[family], nfe), BASES[family], learn)

@@ -129,7 +129,7 @@ def fit(
     """
     started = time.monotonic()
     if isinstance(family, str):
-        learner = families.make(family, nfe, learn_start=model.scales_noise)
+        learner = families.make(family, nfe, learn_scale=model.scales_noise)
     else:
         learner = copy.deepcopy(family)
     if learner.nfe != nfe:

@@ -116,4 +116,6 @@ def warp(model: Model, nfe: int, c: float, p: float, q: float) -> Float[Tensor, 
 
 # c, p and q of the grids that a fit tries: the best ones were found with small p and q on mixtures of sharp modes, with
 # large ones on a U-Net.
-WARPS = [(c, p, q) for c in (0.2, 0.7) for p in (0.75, 1.05, 1.45) for q in (0.65, 0.95, 1.35)]
+STARTS = (0.2, 0.7)
+SHAPES = [(p, q) for p in (0.75, 1.05, 1.45) for q in (0.65, 0.95, 1.35)]
+WARPS = [(c, *shape) for c in STARTS for shape in SHAPES]

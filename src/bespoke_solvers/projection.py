@@ -25,6 +25,7 @@ class Projection(Problem):
         ends = straightness(self.model.schedule, torch.tensor(self.model.domain, dtype=torch.float64))
         self.r_lo, self.r_hi = ends[:1], ends[1:]
         self.held = 0 if family.learn_start else 1  # how many of the times
+        self.scale = family.held_scale(self.model)
         self.weights: list[Tensor] = []
         self.tables: dict[tuple[float, ...], Table] = {}  # of the candidates since the last linearisation
 
@@ -40,8 +41,8 @@ class Projection(Problem):
     def rows(self, theta: Tensor) -> Rows:
         """The regressions at these times, with the weights that the last linearisation had."""
         if self.weights:
-            return fit_rows(self.times(theta), self.batches, self.weights)
-        return closed_form(self.times(theta), self.batches)
+            return fit_rows(self.times(theta), self.batches, self.weights, scale=self.scale)
+        return closed_form(self.times(theta), self.batches, scale=self.scale)
 
     def accept(self, theta: Tensor) -> Tensor:
         """Change the family to theta and its rows."""
@@ -66,7 +67,7 @@ class Projection(Problem):
             step = difference if difference <= room else max(steps, key=abs)
             moved = theta.clone()
             moved[k] += step
-            there = fit_rows(self.times(moved), self.batches, self.weights, rows, first=k + self.held)
+            there = fit_rows(self.times(moved), self.batches, self.weights, rows, k + self.held, self.scale)
             for column, y_moved, y in zip(columns, there.samples, rows.samples, strict=True):
                 column[k] = (y_moved - y) / (step or 1)  # a time that cannot move changes nothing
         for y, column in zip(rows.samples, columns, strict=True):

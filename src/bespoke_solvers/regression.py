@@ -46,10 +46,12 @@ def fit_rows(
     weights: Sequence[Float[Tensor, " b"]],
     known: Rows | None = None,
     first: int = 0,
+    scale: float | None = None,
 ) -> Rows:
     """The table with times t whose rows from `first` on are regressions with these weights; those before are known.
 
-    Normal equations in float64 add up over the batches, so memory does not grow with the number of paths.
+    Normal equations in float64 add up over the batches, so memory does not grow with the number of paths. scale: a_0,
+    if it is held.
     """
     n = len(t)
     a, b = torch.zeros(n + 1, dtype=torch.float64), torch.zeros(n + 1, n, dtype=torch.float64)
@@ -74,6 +76,8 @@ def fit_rows(
         entered = k + 1
         lower = gram[: k + 1, : k + 1]
         a[k], b[k, :k] = damped_solve(lower.tril() + lower.tril(-1).T, moments, RIDGE).tensor_split([1])
+        if k == 0 and scale is not None:
+            a[0] = scale
     table = Table(t, a, b)
     samples = [
         combine(a[n], b[n], paths.noise.x0, list(us.to(paths.noise.x0.device)))
@@ -111,10 +115,12 @@ def sample_weights(errors: Sequence[Float[Tensor, " b"]]) -> list[Float[Tensor, 
     return [median / (error + median) for error in errors]
 
 
-def closed_form(t: Float[Tensor, " n"], batches: Sequence[Paths], passes: int = PASSES) -> Rows:
+def closed_form(
+    t: Float[Tensor, " n"], batches: Sequence[Paths], passes: int = PASSES, scale: float | None = None
+) -> Rows:
     """Rows fitted with equal weights, then again with the weights that the last fit's errors give."""
     weights = [torch.ones(len(paths.x1), dtype=torch.float64) for paths in batches]
     for _ in range(passes):
-        rows = fit_rows(t, batches, weights)
+        rows = fit_rows(t, batches, weights, scale=scale)
         weights = sample_weights(errors(rows.samples, batches))
     return rows

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
-from bespoke_solvers.grids import WARPS, warp
+from bespoke_solvers.grids import SHAPES, STARTS, warp
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean
 
@@ -98,7 +98,8 @@ class ClosedForm(Stage):
 
     def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
         self.family, self.batches = family, batches
-        self.warps = WARPS if family.learn_start else list(dict.fromkeys((0.0, p, q) for _, p, q in WARPS))
+        starts = STARTS if family.learn_scale else (0.0, STARTS[-1]) if family.learn_start else (0.0,)
+        self.warps = [(c, *shape) for c in starts for shape in SHAPES]
         self.every = len(self.warps) + min(FINALISTS, len(self.warps))
         self.tried: list[float] = []
 
@@ -112,7 +113,7 @@ class ClosedForm(Stage):
         model, n, index = self.batches[0].model, len(self.warps), len(self.tried)
         chosen = index if index < n else sorted(range(n), key=self.tried.__getitem__)[index - n]
         t = warp(model, self.family.nfe, *self.warps[chosen])
-        rows = closed_form(t, self.batches, 1 if index < n else PASSES)
+        rows = closed_form(t, self.batches, 1 if index < n else PASSES, self.family.held_scale(model))
         self.tried.append(log_mean(errors(rows.samples, self.batches)))
         if index >= n and self.tried[-1] <= min(self.tried[n:]):
             self.family.load_table(rows.table.off(model))

@@ -125,7 +125,7 @@ class Model:
     guidance: the classifier-free guidance scale inside `velocity`, kept in solver files as a check.
     conditions: what `draw_condition` draws from, in short; a bank is for one such set of conditions.
     decode: makes pictures in [-1, 1] of samples that are latents.
-    scales_noise: whether what the solver is for lets it scale the noise; if not, `fit` holds the start of `ns`.
+    scales_noise: whether what the solver is for lets it scale the noise; if not, `ns` does not.
     """
 
     velocity: Callable[..., Tensor]

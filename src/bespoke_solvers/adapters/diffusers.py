@@ -39,8 +39,10 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     """The model of a folder: a pipeline of a U-Net and a scheduler, or a U-Net with a scheduler's configuration.
 
     guidance: the scale of classifier-free guidance, for a network that was trained with a label for "no class".
+    The pipelines of such networks, DDPMPipeline and DDIMPipeline, feed the noise as it is.
     """
-    unet = folder / "unet" if (folder / "model_index.json").is_file() else folder
+    is_pipeline = (folder / "model_index.json").is_file()
+    unet = folder / "unet" if is_pipeline else folder
     config = read_json(unet / "config.json")
     if config.get("_class_name") != "UNet2DModel":
         raise ValueError(f"{unet} holds a {config.get('_class_name')}; expected a UNet2DModel of diffusers")
@@ -50,10 +52,12 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     network: Any = UNet2DModel.from_pretrained(unet, torch_dtype=torch.float32, low_cpu_mem_usage=False)
     size = config["sample_size"]
     shape = (config["in_channels"], *(size if isinstance(size, list) else (size, size)))
-    return as_model(network.to(device).eval().requires_grad_(False), meaning, shape, guidance)
+    return as_model(network.to(device).eval().requires_grad_(False), meaning, shape, guidance, not is_pipeline)
 
 
-def as_model(network: Any, meaning: Meaning, shape: tuple[int, ...], guidance: float | None = None) -> Model:
+def as_model(
+    network: Any, meaning: Meaning, shape: tuple[int, ...], guidance: float | None = None, scales_noise: bool = True
+) -> Model:
     """The model of a U-Net; its condition is a label, if it has any."""
     labels = network.config.num_class_embeds or 0
     classes = labels if meaning.classes is None else meaning.classes
@@ -72,6 +76,7 @@ def as_model(network: Any, meaning: Meaning, shape: tuple[int, ...], guidance: f
         shape=shape,
         draw_condition=(lambda generator: torch.randint(classes, (), generator=generator)) if labels else None,
         guidance=guidance,
+        scales_noise=scales_noise,
         device=network.device,
     )
 

@@ -282,5 +282,5 @@ def _check_scale(scale: float | None, a0: float) -> None:
         did = "did not scale its noise" if scale is None else f"scaled its noise by {scale:g}, before set_timesteps"
         raise ValueError(
             f"the first input of this table is {a0:g} times the noise (init_noise_sigma), but the pipeline {did}; "
-            "give it a solver whose start was held, fit(..., family=NonStationary(table, learn_start=False))"
+            "give it a solver that does not scale it: fit a model with scales_noise=False"
         )
