@@ -19,7 +19,7 @@ from transformers import CLIPTextModel  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import bespoke_solvers  # noqa: E402
-import text_pipelines as tiny  # noqa: E402, needs both
+import pipelines as tiny  # noqa: E402, needs both
 from bespoke_solvers.adapters.pipelines import as_model, load, read_prompts  # noqa: E402
 from bespoke_solvers.bank import Bank  # noqa: E402
 from bespoke_solvers.cli import app  # noqa: E402
@@ -28,7 +28,7 @@ from bespoke_solvers.generic import baseline  # noqa: E402
 from bespoke_solvers.models import resolve  # noqa: E402
 from bespoke_solvers.solver import Solver  # noqa: E402
 from bespoke_solvers.velocity import ends  # noqa: E402
-from text_pipelines import PROMPTS, SIZE  # noqa: E402
+from pipelines import PROMPTS, SIZE  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in diffusers
 ROOT = Path(__file__).parent.parent
@@ -46,9 +46,7 @@ MAKERS = {
 
 
 def make(name):
-    pipe = MAKERS[name]()
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return MAKERS[name]()
 
 
 def network_of(pipe):
