@@ -16,6 +16,7 @@ from bespoke_solvers import load
 from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
+from bespoke_solvers.fitting import EFFORTS, Effort
 from bespoke_solvers.solver import available
 
 QUICK = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--iterations", "25", "--quiet"]
@@ -178,7 +179,9 @@ def test_show_explains_a_file(solver, here, capsys):
     assert size("theta.png")[0] > 1000
 
 
-def test_demo_tells_the_whole_story(tmp_path, capsys):
+def test_demo_tells_the_whole_story(tmp_path, capsys, monkeypatch, few_steps):
+    """With a quarter of its paths and fewer steps."""
+    monkeypatch.setitem(EFFORTS, "medium", Effort("endpoint", 64, 4))
     run("demo", "--out", tmp_path / "demo", "--quiet")
     printed = capsys.readouterr().out
     found = re.search(

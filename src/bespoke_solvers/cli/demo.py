@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """The whole story on a model that comes with the package: fit a solver, compare it, look at it."""
     output_folder(out)
-    bank = Bank(toy.load(MODEL))
+    bank = Bank(toy.load(MODEL), batch_size=128)
     typer.echo(f"Fitting a solver with {NFE} evaluations to {MODEL} (handwritten digits on a VP path) ...")
     solver = fitting.fit(bank.model, nfe=NFE, bank=bank, progress=not quiet)
     solver.save(out / "solver.json")
