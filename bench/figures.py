@@ -72,10 +72,10 @@ def solvers(of: Model, ns: Solver) -> "Figure":
 def tables(of: Model, ns: Solver) -> "Figure":
     """The weights a_k and b_kj of four solvers."""
     named = {name: baseline(name, NFE, of) for name in ("euler", "midpoint", "unipc@log-snr")} | {"fitted": ns.table}
-    figure = new_figure(9.2, 2.9)
-    for axes, (name, table) in zip(figure.subplots(1, len(named)), named.items(), strict=True):
+    figure = new_figure(6, 4.6)
+    for axes, (name, table) in zip(figure.subplots(2, 2).flat, named.items(), strict=True):
         rows = torch.cat([table.a[:, None], table.b], dim=1)
-        image = axes.imshow(rows, cmap="RdBu_r", vmin=-1, vmax=1)
+        axes.imshow(rows, cmap="RdBu_r", vmin=-1, vmax=1)
         for k, row in enumerate(rows.tolist()):
             for j, value in enumerate(row[: k + 1]):
                 axes.text(
@@ -84,14 +84,13 @@ def tables(of: Model, ns: Solver) -> "Figure":
                     f"{value:.2f}",
                     ha="center",
                     va="center",
-                    fontsize=7,
+                    fontsize=8,
                     color="white" if abs(value) > 0.6 else INK,
                 )
         axes.set_xticks(range(NFE + 1), ["$x_0$", *(f"$u_{j}$" for j in range(NFE))])
         times = [f"{t:.2f}" for t in table.t.tolist()]
         axes.set_yticks(range(NFE + 1), [f"$y_{k}$, t = {t}" for k, t in enumerate(times)] + [f"$y_{NFE}$"], fontsize=8)
         style(axes, name, "", "")
-    figure.colorbar(image, ax=figure.axes, shrink=0.7)
     return figure
 
 
