@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two processes with one thread each: torch threads that compete for busy cores are many times slower than one.
 export OMP_NUM_THREADS := 1
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench docs clean
 
 install: .venv/installed
 
@@ -28,5 +28,14 @@ bench: install
 	$(BIN)/python -m bench.frontier toy:digits --nfe 5 8 10 --samples 1024 --store out/bench
 	$(BIN)/python -m bench.tables --store out/bench
 
+# The site of the documentation, in out/site; nothing of it is needed to install or to test.
+docs: .venv/installed-docs
+	$(BIN)/python docs/stage.py out/docs
+	$(BIN)/zensical build --clean --strict
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist out
+	rm -rf .cache .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist out

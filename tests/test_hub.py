@@ -18,6 +18,8 @@ from bespoke_solvers.generic import baseline
 from bespoke_solvers.schedules import DiscreteVP
 from bespoke_solvers.solver import available, push_to_hub, save, save_pretrained
 from bespoke_solvers.velocity import Model
+from run_page import run_command
+from test_documentation import blocks, commands
 
 MODEL = Model(
     velocity=lambda t, x: -x, shape=(3,), schedule=DiscreteVP((0.9, 0.5, 0.1)), domain=(0.0, 0.5), guidance=3.5
@@ -92,6 +94,25 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     return SimpleNamespace(repositories=repositories, tokens=tokens, asked=asked)
+
+
+def test_the_page_runs(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    in_folders, on_the_hub = blocks("hub.md")
+    names = {}
+    exec(in_folders, names)
+    assert capsys.readouterr().out == "torch.Size([5, 2]) [4, 6]\n"
+    assert 'base_model: "me/my-model"' in (tmp_path / "my-solver" / "README.md").read_text()
+    exec(on_the_hub, names)
+    assert {name: kept["private"] for name, kept in server.repositories.items()} == {
+        "me/one-solver": True,
+        "me/my-solver": None,
+    }
+    assert names["solver"].nfe == 6
+    for command in commands("bespoke ", "hub.md"):
+        run_command(command)
+    assert "2 tables for a model of [2]" in capsys.readouterr().out
+    assert (tmp_path / "points.png").exists()
 
 
 def test_a_solver_goes_to_the_hub_and_comes_back(server):

@@ -125,6 +125,7 @@ def fit(
     it may be that of the same model in full precision, so that the rounding is fitted, too.
     rate: what the best step is chosen by, the lower the better, in place of RMSE and PSNR on held-out noise: FID, say.
     checkpoint: a file written after each validation; where it exists, the fit goes on from it.
+
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
     started = time.monotonic()

@@ -1,0 +1,52 @@
+"""The sources of the site in one folder: python docs/stage.py FOLDER.
+
+On GitHub, pages are read where they lie and link to files beside and above them. A site has no files above it: here
+README becomes its first page, each program of examples/ a part of one page, and links follow them.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+LINK = re.compile(r'(?P<before>\]\(|src=")(?P<target>[^)"#:]+)(?=[)"#])')
+
+
+def on_site(target: str, folder: Path) -> str:
+    """Where a link to a file leads on the site, from a page in `folder` of the repository."""
+    file = (folder / target).resolve()
+    if not file.exists():
+        raise FileNotFoundError(f"a page in {folder.name} links to {target}, which is not there")
+    path = file.relative_to(ROOT)
+    if path.parts[0] == "docs":
+        return path.relative_to("docs").as_posix()
+    if path.parts[0] == "examples":
+        return f"examples.md#{path.stem}" if file.is_file() else "examples.md"
+    return PAGES[path.as_posix()]
+
+
+def staged(page: Path) -> str:
+    """The text of a page, with its links as they are on the site."""
+    return LINK.sub(lambda found: found["before"] + on_site(found["target"], page.parent), page.read_text())
+
+
+def examples() -> str:
+    """The programs of examples/ as a page."""
+    programs = sorted((ROOT / "examples").glob("*.py"))
+    parts = [f"## {file.name} {{#{file.stem}}}\n\n```python\n{file.read_text()}```" for file in programs]
+    return "\n\n".join(["# Examples", "Complete programs, in the folder `examples` of the repository.", *parts]) + "\n"
+
+
+def main(out: Path) -> None:
+    """Write all pages and pictures."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", out, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES)]:
+        (out / PAGES.get(page.name, page.name)).write_text(staged(page))
+    (out / "examples.md").write_text(examples())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
