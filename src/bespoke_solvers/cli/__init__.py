@@ -1,5 +1,6 @@
 """The command `bespoke`: one file per command, no logic of its own."""
 
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--traceback"]
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
-        app(args=arguments)
+        app(args=arguments, obj=shlex.join(["bespoke", *arguments]))
     except (ValueError, OSError, BankFullError, NotSolvedError) as error:
         if traceback:
             raise

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison, fitting, toy
+from bespoke_solvers import comparison, eval_report, fitting, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli.common import Quiet, output_folder
 from bespoke_solvers.evaluation import held_out
@@ -17,6 +17,7 @@ BASELINES = ["euler", "midpoint", "rk4", "ddim", "dpmpp-2m", "unipc"]
 
 
 def demo(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="A folder for the solver file, the figures and the pictures.")] = Path(
         "out/demo"
     ),
@@ -34,4 +35,6 @@ def demo(
     typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, solver) + "\n")
     for file in [out / "solver.json", *comparison.write(result, bank, [solver], tables, out)]:
         typer.echo(file)
+    eval_report.write(out / "report.html", result, bank, [solver], tables, MODEL, context.obj)
+    typer.echo(out / "report.html")
     typer.echo(f"\nLook inside: {os.path.relpath(sys.argv[0])} show {out / 'solver.json'}")
