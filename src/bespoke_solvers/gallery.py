@@ -14,7 +14,7 @@ from bespoke_solvers.report import Cell, Note, Points, Viewer, png
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model
 
-PIXELS = 1_400_000  # of all sprites together: 2 to 4 MB as PNG in base64
+PIXELS = 1_000_000  # of all sprites together: 3 to 4 MB as PNG in base64
 COUNTS = (16, 9, 4)
 POINTS = 200
 TITLE = "Samples"

@@ -11,6 +11,7 @@ import typer
 import bespoke_solvers
 from bespoke_solvers.bank import BankFullError
 from bespoke_solvers.cli import data, demo, eval, fit, pretrain, sample, show
+from bespoke_solvers.cli.common import command_line
 from bespoke_solvers.reference import NotSolvedError
 
 app = typer.Typer(
@@ -48,9 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     traceback = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
+    command_line.set(shlex.join(["bespoke", *arguments]))
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
-        app(args=arguments, obj=shlex.join(["bespoke", *arguments]))
+        app(args=arguments)
     except (ValueError, OSError, BankFullError, NotSolvedError) as error:
         if traceback:
             raise

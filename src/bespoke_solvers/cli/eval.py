@@ -19,6 +19,7 @@ from bespoke_solvers.cli.common import (
     Prompts,
     Quiet,
     Size,
+    command_line,
     judge,
     numbers,
     of_pipelines,
@@ -30,7 +31,6 @@ from bespoke_solvers.models import copies, resolve
 
 
 def eval(
-    context: typer.Context,
     model: ModelName,
     solver: Annotated[str, typer.Option(help=SOLVER)],
     out: Annotated[Path, typer.Option(help="A folder for the report, the figures (results.json) and the pictures.")],
@@ -94,5 +94,5 @@ def eval(
             typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left blank")
     for file in comparison.write(result, kept, found, methods, out):
         typer.echo(f"{out / file.name}")
-    eval_report.write(out / "report.html", result, kept, found, methods, model, context.obj)
+    eval_report.write(out / "report.html", result, kept, found, methods, model, command_line.get())
     typer.echo(out / "report.html")
