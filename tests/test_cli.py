@@ -17,6 +17,7 @@ from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
 from bespoke_solvers.fitting import EFFORTS, Effort
+from bespoke_solvers.report import significant
 from bespoke_solvers.solver import available
 
 QUICK = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--iterations", "25", "--quiet"]
@@ -131,6 +132,9 @@ def test_eval_compares_on_the_same_noise(solver, here, capsys):
     assert rows["midpoint", 8]["rmse"] < rows["midpoint", 4]["rmse"]
     for name in ("errors", "samples", "paths", "theta", "fit"):
         assert min(size(f"results/{name}.png")) > 100, name
+    page = Path("results/report.html").read_text()
+    assert f"<pre>bespoke eval toy:checkerboard --solver {solver} --baselines euler,midpoint,rk4 --nfe 4,6,8" in page
+    assert f"RMSE {significant(rows['ns-bespoke', 4]['rmse'])}" in page
 
 
 def test_eval_with_all_baselines_puts_each_on_its_best_grid(solver, here, capsys):

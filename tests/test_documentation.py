@@ -73,7 +73,7 @@ def test_no_page_is_left_out():
 
 def test_the_walk_through_for_an_own_model(tmp_path):
     printed = run_blocks(ROOT / "docs" / "own-model.md", tmp_path)
-    for name in ("moons.json", "moons.png", "results/results.json", "results/paths.png"):
+    for name in ("moons.json", "moons.png", "results/results.json", "results/report.html", "results/paths.png"):
         assert (tmp_path / name).exists()
     fitted = re.search(r"RMSE (\S+) \(.*midpoint at the same cost (\S+) ", printed[1])
     assert float(fitted[1]) < 0.2 * float(fitted[2])

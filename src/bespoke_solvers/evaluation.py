@@ -43,6 +43,15 @@ class HeldOut:
     evaluations: float
     own_error: float
 
+    def first(self, count: int) -> "HeldOut":
+        """The first samples alone."""
+        noise: list[Noise] = []
+        for batch in self.noise:
+            if count > 0:
+                noise.append(batch.first(count))
+                count -= len(batch.x0)
+        return HeldOut(noise, self.x1[: sum(len(batch.x0) for batch in noise)], self.evaluations, self.own_error)
+
     @torch.no_grad()
     def sample(self, table: Table, model: Model) -> Tensor:
         """The table's samples from this noise; the table must be on the model (`Table.on`)."""

@@ -181,17 +181,24 @@ def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure"
     return figure
 
 
+def learned_transform(solver: Solver) -> tuple[list[float], list[list[float]]] | None:
+    """The nodes r of a Bespoke solver, and t, dt, s, ds at them (the slopes may end before r = 1); None for others."""
+    if solver.family not in BASES or not solver.theta:
+        return None
+    tableau = BASES[solver.family]
+    family = Bespoke(solver.nfe // tableau.stages, tableau)
+    family.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in solver.theta.items()})
+    return family.r, [value.tolist() for value in family.nodes()]
+
+
 def transform(solver: Solver) -> "Figure":
     """The learned t_r and s_r with their slopes (the paper's figures of theta); of another table, times and weights."""
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
-    if solver.family in BASES and solver.theta:
-        tableau = BASES[solver.family]
-        family = Bespoke(solver.nfe // tableau.stages, tableau)
-        family.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in solver.theta.items()})
-        values = [value.tolist() for value in family.nodes()]
-        _slopes(left, family.r, values[0], values[1])
-        _slopes(right, family.r, values[2], values[3])
+    if nodes := learned_transform(solver):
+        r, (t, dt, s, ds) = nodes
+        _slopes(left, r, t, dt)
+        _slopes(right, r, s, ds)
         left.plot([0, 1], [0, 1], color=COLOURS[0], linestyle=":", linewidth=1)
         right.axhline(1, color=COLOURS[0], linestyle=":", linewidth=1)
         _style(left, "r", "$t_r$", f"time: {solver.family}, {solver.nfe} NFE (dotted: base method)")

@@ -1,5 +1,6 @@
 """The command `bespoke`: one file per command, no logic of its own."""
 
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import typer
 import bespoke_solvers
 from bespoke_solvers.bank import BankFullError
 from bespoke_solvers.cli import data, demo, eval, fit, pretrain, sample, show
+from bespoke_solvers.cli.common import command_line
 from bespoke_solvers.reference import NotSolvedError
 
 app = typer.Typer(
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     traceback = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
+    command_line.set(shlex.join(["bespoke", *arguments]))
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         app(args=arguments)

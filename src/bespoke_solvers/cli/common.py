@@ -1,6 +1,7 @@
 """What the commands share: the reading of their arguments."""
 
 import os
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,6 +47,7 @@ InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+command_line: ContextVar[str] = ContextVar("command_line")  # what was typed, for provenance; `main` sets it
 
 
 def of_pipelines(

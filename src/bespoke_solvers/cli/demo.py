@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison, fitting, toy
+from bespoke_solvers import comparison, eval_report, fitting, toy
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.cli.common import Quiet, output_folder
+from bespoke_solvers.cli.common import Quiet, command_line, output_folder
 from bespoke_solvers.evaluation import held_out
 
 MODEL, NFE = "toy:digits-vp", 8
@@ -34,4 +34,6 @@ def demo(
     typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, solver) + "\n")
     for file in [out / "solver.json", *comparison.write(result, bank, [solver], tables, out)]:
         typer.echo(file)
+    eval_report.write(out / "report.html", result, bank, [solver], tables, MODEL, command_line.get())
+    typer.echo(out / "report.html")
     typer.echo(f"\nLook inside: {os.path.relpath(sys.argv[0])} show {out / 'solver.json'}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison, dedicated
+from bespoke_solvers import comparison, dedicated, eval_report
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
     SOLVER,
@@ -19,6 +19,7 @@ from bespoke_solvers.cli.common import (
     Prompts,
     Quiet,
     Size,
+    command_line,
     judge,
     numbers,
     of_pipelines,
@@ -32,7 +33,7 @@ from bespoke_solvers.models import copies, resolve
 def eval(
     model: ModelName,
     solver: Annotated[str, typer.Option(help=SOLVER)],
-    out: Annotated[Path, typer.Option(help="A folder for the figures (results.json) and the pictures.")],
+    out: Annotated[Path, typer.Option(help="A folder for the report, the figures (results.json) and the pictures.")],
     baselines: Annotated[
         str,
         typer.Option(
@@ -56,7 +57,7 @@ def eval(
     offload: Offloading = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in figures and pictures.
+    """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in a report with pictures.
 
     With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
@@ -93,3 +94,5 @@ def eval(
             typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left blank")
     for file in comparison.write(result, kept, found, methods, out):
         typer.echo(f"{out / file.name}")
+    eval_report.write(out / "report.html", result, kept, found, methods, model, command_line.get())
+    typer.echo(out / "report.html")

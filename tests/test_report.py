@@ -1,0 +1,347 @@
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from bespoke_solvers import Model, Solver, comparison, eval_report, gallery, report, schedules, toy
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.comparison import Comparison
+from bespoke_solvers.evaluation import HeldOut, held_out
+from bespoke_solvers.families import Bespoke
+from bespoke_solvers.generic import MIDPOINT, baseline
+from bespoke_solvers.report import Cell, Chart, Column, Curves, Headline, Learned, Note, Provenance, Table, Viewer
+from browser import Browser, Page, find
+
+ROOT = Path(__file__).parent.parent
+HOSTILE = "</script><script>fail()</script><img src=x onerror=fail()>&\"'$title\u2028"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = find()
+    if executable is None:
+        missing = "no Chromium was found; install one (Debian: apt-get install chromium) to test the report in it"
+        pytest.fail(missing) if os.environ.get("BESPOKE_REQUIRE_BROWSER") else pytest.skip(missing)
+    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def solver_of(base, n):
+    """A Bespoke solver as if fitted: the base method on a warped time."""
+    family = Bespoke(n, base)
+    with torch.no_grad():
+        family.theta_t[0] *= 0.8
+    theta = {name: value.tolist() for name, value in family.state_dict().items()}
+    fit = {"objective": "bound", "seed": 0, "evaluations": {"reference": 1234}, "bespoke_solvers": "0.1.0"}
+    return Solver(family().detach(), family.name, theta, fit=fit)
+
+
+def written(folder, model, solvers, methods="euler,midpoint", nfe=(4, 6, 8), judged=False):
+    bank = Bank(model, batch_size=8)
+    tables = comparison.methods(solvers, methods.split(","), nfe, model)
+    result = comparison.compare(bank, tables, seed=3, samples=20)
+    if judged:
+        rows = [row | {"fid": 100 * row["rmse"], "kid": row["rmse"]} for row in result.rows]
+        result = Comparison(
+            rows, 20, 3, result.reference_evaluations, result.reference_error, {"fid": 2.5, "kid": 0.001}, 5000
+        )
+    eval_report.write(folder / "report.html", result, bank, solvers, tables, "own:model", "bespoke eval own:model")
+    return folder / "report.html", result
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    solvers = [solver_of(MIDPOINT, n) for n in (2, 4)]
+    return written(tmp_path_factory.mktemp("digits"), toy.digits(centres=20), solvers, judged=True)
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+    plain = Solver(baseline("heun", 6), "ns")
+    return written(tmp_path_factory.mktemp("points"), toy.checkerboard(), [plain])[0]
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages, which must give no cause for complaint until they are closed."""
+    pages = []
+
+    def open_page(*arguments, **options):
+        pages.append(Page(browser, *arguments, **options))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        assert page.complaints == []
+        page.close()
+
+
+PICTURE = "document.querySelector('canvas').toDataURL()"
+
+
+def painted(page):
+    """The three pictures of the viewer, as soon as they are there."""
+    page.until("document.querySelector('canvas').hasAttribute('aria-label')")
+    return page.js("[...document.querySelectorAll('canvas')].map(canvas => canvas.toDataURL())")
+
+
+def column(page, number):
+    return page.js(f"[...document.querySelectorAll('.sortable tbody tr')].map(row => row.cells[{number}].textContent)")
+
+
+def test_the_slider_changes_the_picture(opened, digits):
+    page = opened(digits[0])
+    own, difference, exact = painted(page)
+    assert len({own, difference, exact}) == 3
+    page.js("document.querySelector('.viewer input').focus()")
+    page.press("ArrowLeft")
+    page.until(f"{PICTURE} !== {json.dumps(own)}")
+    assert "rk2-bespoke with 4 evaluations" in page.js("document.querySelector('.viewer .readout').textContent")
+    now = painted(page)
+    assert now[1] != difference
+    assert now[2] == exact
+    page.press("ArrowRight")
+    page.until(f"{PICTURE} === {json.dumps(own)}")
+
+
+def test_another_solver_and_a_sample_alone(opened, digits):
+    page = opened(digits[0])
+    own, _, exact = painted(page)
+    page.js("document.querySelector('.viewer select').focus()")
+    page.press("ArrowDown", 2)
+    page.until("document.querySelector('.viewer .readout').textContent.startsWith('midpoint with 8')")
+    page.until(f"{PICTURE} !== {json.dumps(own)}")
+    assert painted(page)[2] == exact
+    page.pointer("canvas", 0.9, 0.1, click=True)
+    page.until("document.querySelector('canvas').width === 8")
+    assert page.js("document.querySelectorAll('.viewer select')[1].value") == "3"
+    assert "sample 4 by midpoint" in page.js("document.querySelector('canvas').getAttribute('aria-label')")
+
+
+def test_the_difference_is_that_of_the_pictures(opened, digits):
+    page = opened(digits[0])
+    painted(page)
+    page.js(
+        "(() => { const gain = document.querySelectorAll('.viewer select')[2]; gain.value = 1;"
+        "gain.dispatchEvent(new Event('change')); })()"
+    )
+    page.until("document.querySelectorAll('figcaption')[1].textContent === 'Difference \u00d7 1'")
+    own, difference, exact = (
+        torch.tensor(
+            page.js(f"[...document.querySelectorAll('canvas')[{i}].getContext('2d').getImageData(0,0,8,8).data]")
+        )
+        for i in range(3)
+    )
+    colours = torch.arange(len(own)) % 4 != 3
+    assert torch.equal(difference[colours], (own - exact).abs()[colours])
+    assert difference[colours].any()
+
+
+def test_the_table_sorts_by_click_and_by_key(opened, digits):
+    page, rows = opened(digits[0]), digits[1].rows
+    assert column(page, 1) == sorted(column(page, 1), key=int)
+    page.pointer(".sortable th:nth-child(4) button", click=True)
+    errors = [float(text) for text in column(page, 3)]
+    assert errors == sorted(errors)
+    assert len(errors) == len(rows)
+    page.press("Enter")
+    assert [float(text) for text in column(page, 3)] == sorted(errors, reverse=True)
+    assert page.js("document.querySelector('.sortable th:nth-child(4)').ariaSort") == "descending"
+    page.js("document.querySelector('.sortable th button').focus()")
+    page.press(" ")
+    assert column(page, 0) == sorted(column(page, 0))
+    assert page.js("document.querySelectorAll('[aria-sort=none]').length") == 6
+
+
+def test_the_curves_answer_to_pointer_and_key(opened, digits):
+    page = opened(digits[0])
+    read = "document.querySelector('.curves label b').textContent"
+    values = "[...document.querySelector('.legend tbody tr').cells].slice(1).map(cell => cell.textContent)"
+    rows = {row["nfe"]: row for row in digits[1].rows if row["method"] == "rk2-bespoke"}
+    assert page.js(read) == "8"
+    page.pointer(".curves svg", 0.15, 0.5)
+    page.until(f"{read} === '4'")
+    assert page.js(values) == [f"{rows[4]['rmse']:.3g}", f"{rows[4]['psnr']:.1f}", f"{rows[4]['fid']:.2f}"]
+    assert page.js("document.querySelector('.curves .tag').textContent").split(": ")[0] in (
+        "euler",
+        "midpoint",
+        "rk2-bespoke",
+    )
+    page.js("document.querySelector('.curves input').focus()")
+    page.press("ArrowRight")
+    page.until(f"{read} === '6'")
+    assert page.js(values) == ["-"] * 3
+    curves = "document.querySelectorAll('.curves .charts .curve').length"
+    assert page.js(curves) == 9
+    page.pointer(".legend tbody button", click=True)
+    assert page.js(curves) == 6
+
+
+def test_what_was_learned(opened, digits):
+    page = opened(digits[0])
+    assert page.js("document.querySelectorAll('.learned .slope').length") == 8 + 8
+    assert page.js("document.querySelectorAll('.weights rect').length") == 8 * 9 / 2
+    page.js("document.querySelector('.learned select').focus()")
+    page.press("ArrowUp")
+    page.until("document.querySelectorAll('.weights rect').length === 4 * 5 / 2")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_nothing_is_cut_off_and_all_can_be_read(opened, digits, points, width, scheme):
+    for path in (digits[0], points):
+        page = opened(path, width=width, scheme=scheme)
+        page.js("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert page.js("document.documentElement.scrollWidth <= innerWidth && innerWidth") == width
+        assert page.cut_off() == []
+        contrasts = page.contrasts()
+        assert len(contrasts) > 50
+        assert [found for found in contrasts if found[0] < found[1]] == []
+
+
+def test_every_control_and_picture_has_a_name(opened, digits):
+    page = opened(digits[0])
+    painted(page)
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    named = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node["ignored"] and node["role"]["value"] in ("image", "slider", "combobox", "button", "table", "link")
+    ]
+    assert {"image", "slider", "combobox", "button", "table", "link"} == {role for role, _ in named}
+    assert [role for role, name in named if not name] == []
+
+
+def test_it_prints_on_white(opened, digits):
+    page = opened(digits[0], scheme="dark")
+    page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.js("document.querySelector('.controls').checkVisibility()") is False
+    assert len(page.call("Page.printToPDF")["data"]) > 10_000
+
+
+def test_points_of_the_plane_are_scattered(opened, points):
+    page = opened(points)
+    assert page.js("document.querySelectorAll('.scatter .exact').length") == 20
+    where = "[...document.querySelectorAll('.scatter .found')].map(dot => dot.getAttribute('cx')).join()"
+    before = page.js(where)
+    page.js("document.querySelector('.viewer select').focus()")
+    page.press("ArrowDown")
+    page.until(f"{where} !== {json.dumps(before)}")
+    assert page.js("document.querySelector('.viewer input').disabled") is False
+
+
+def test_text_of_others_stays_text(opened, tmp_path):
+    chart = Chart(HOSTILE, HOSTILE, {HOSTILE: [[1, 1.0], [2, 0.5]]}, {HOSTILE: [[1, 1], [2, 2]]})
+    sections = [
+        Headline(HOSTILE, HOSTILE, HOSTILE, [HOSTILE]),
+        Note(HOSTILE, HOSTILE),
+        Table(
+            HOSTILE, HOSTILE, [Column(HOSTILE), Column("x", missing=HOSTILE)], [[HOSTILE, None], ["b", 2]], [HOSTILE]
+        ),
+        Curves(HOSTILE, HOSTILE, [chart], [HOSTILE]),
+        Viewer(HOSTILE, HOSTILE, [[0, 0], [1, 1]], [Cell(HOSTILE, 2, [[0, 1], []], HOSTILE)], 2, 1, HOSTILE),
+        Learned(HOSTILE, HOSTILE, {HOSTILE: {"charts": [chart], "weights": [[0.0], [0.5]], "numbers": HOSTILE}}),
+        Provenance(HOSTILE, [HOSTILE], {HOSTILE: {HOSTILE: HOSTILE}}),
+    ]
+    (tmp_path / "report.html").write_text(report.page(HOSTILE, sections))
+    page = opened(tmp_path / "report.html", width=390)
+    assert page.js("document.querySelectorAll('img').length + document.scripts.length") == 2
+    assert page.js("document.title") == HOSTILE
+    assert page.js("document.querySelector('.viewer option').textContent") == HOSTILE
+    assert page.js("document.documentElement.scrollWidth <= innerWidth")
+
+
+def shown(model, sampled=20, tables=()):
+    """The viewer of a model's samples."""
+    noise = held_out(Bank(model, batch_size=16), "report", 0, sampled)
+    return gallery.viewer(model, noise, {"euler": tables or [baseline("euler", 2)]}, lambda name, nfe: "good", "euler")
+
+
+def decaying(shape, **options):
+    return Model(velocity=lambda t, x: -x, shape=shape, schedule=schedules.CondOT(), **options)
+
+
+def size(sprite):
+    with Image.open(io.BytesIO(base64.b64decode(sprite.partition(",")[2]))) as image:
+        return image.size
+
+
+def test_latents_are_decoded_for_the_viewer():
+    found = shown(decaying((4, 4, 4), decode=lambda x: x[:, :3].repeat_interleave(2, -1).tanh()))
+    assert size(found.exact) == (4 * 8, 4 * 4)
+    assert (found.count, found.columns) == (16, 4)
+    assert len(found.cells) == 1
+
+
+def test_samples_that_are_no_pictures_have_no_viewer():
+    assert "4 x 4 x 4 are neither pictures nor points" in shown(decaying((4, 4, 4))).html()
+
+
+def test_large_pictures_are_fewer_and_smaller(monkeypatch):
+    monkeypatch.setattr(gallery, "PIXELS", 40_000)
+    tables = [baseline("euler", n) for n in range(1, 4)]
+    fewer, smaller = (shown(decaying((3, side, side)), tables=tables) for side in (32, 64))
+    assert (fewer.count, size(fewer.exact)) == (9, (3 * 32, 3 * 32))
+    assert smaller.count == 4
+    assert size(smaller.exact) == size(smaller.cells[2].samples) == (2 * 50, 2 * 50)
+    assert "64 x 64, are shown at 50 x 50" in smaller.html()
+
+
+def test_samples_astray_are_shown_and_told(tmp_path):
+    """A method whose samples are not finite has no figures; the page still opens."""
+    wild = Model(
+        velocity=lambda t, x: x * torch.where(t > 0.6, torch.nan, 1.0), shape=(1, 4, 4), schedule=schedules.CondOT()
+    )
+    noise = HeldOut([wild.noise(range(4))], torch.zeros(4, 1, 4, 4), 10.0, 0.0)
+    rows = [{"method": "euler", "nfe": 4, "rmse": None, "psnr": None}]
+    result = Comparison(rows, 4, 0, 10.0, 0.0)
+    found = gallery.viewer(wild, noise, {"euler": [baseline("euler", 4)]}, lambda *_: "", "euler")
+    assert size(found.cells[0].samples) == (8, 8)
+    assert "went astray" in eval_report.headline(result, ["euler"]).html()
+    assert ">astray<" in eval_report.table(result, []).html()
+    assert eval_report.curves(result, []).charts[0].series == {}
+
+
+def test_the_headline_says_how_many_times_fewer_at_which_loss():
+    rows = [
+        {"method": "ns-bespoke", "nfe": 10, "rmse": 0.00303, "psnr": 50.0, "fid": 3.1},
+        {"method": "ns-bespoke", "nfe": 5, "rmse": 0.0123, "psnr": 40.0, "fid": 4.0},
+        {"method": "unipc", "nfe": 10, "rmse": 0.0401, "psnr": 37.1, "fid": 5.0},
+        {"method": "unipc", "nfe": 20, "rmse": 0.0001, "psnr": 90.0, "fid": 3.0},
+    ]
+    text = eval_report.headline(Comparison(rows, 64, 0, 127.0, 1e-5, {"fid": 3.0}, 500), ["ns-bespoke"]).html()
+    assert '<p class="figure">12.7 times fewer evaluations</p>' in text
+    assert "takes 10 evaluations of the model a sample, the exact ones took 127" in text
+    assert "RMSE 0.00303, PSNR 50.0 dB" in text
+    assert "The best other method with 10 evaluations, unipc: RMSE 0.0401" in text
+    assert "Its FID is 3.10; that of the exact samples is 3.00." in text
+    assert "With 5 evaluations, 25.4 times fewer: RMSE 0.0123" in text
+
+
+def test_provenance_tells_what_fits_share_once(digits):
+    text = digits[0].read_text()
+    assert text.count("<dt>objective</dt><dd>bound</dd>") == 1
+    assert "<pre>bespoke eval own:model</pre>" in text
+    assert "20 from noise that no fit and no choice has seen, seed 3" in text
+
+
+def test_the_wheel_holds_the_page(tmp_path):
+    code = (
+        "import sys; from hatchling.builders.wheel import WheelBuilder as B; list(B(sys.argv[1]).build(directory='.'))"
+    )
+    subprocess.run([sys.executable, "-c", code, ROOT], cwd=tmp_path, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        f"bespoke_solvers/report_page/{name}" for name in ("page.html", "page.css", "charts.js", "viewer.js")
+    } <= names
