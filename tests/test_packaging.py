@@ -1,5 +1,6 @@
 """A plain install in a clean virtual environment gives the command."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,23 @@ from pathlib import Path
 import bespoke_solvers
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "bespoke_solvers"
 
 
 def test_pip_install_gives_the_command(tmp_path):
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     subprocess.run(
-        [venv / "bin" / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", "torch", ROOT],
+        [
+            venv / "bin" / "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--constraint",
+            ROOT / "constraints.txt",
+            "torch",
+            ROOT,
+        ],
         check=True,
         cwd=tmp_path,
     )
@@ -23,3 +34,7 @@ def test_pip_install_gives_the_command(tmp_path):
     digits = subprocess.run([venv / "bin" / "python", "-c", code], check=True, capture_output=True, text=True)
     assert digits.stdout == "(1, 8, 8)\n", "the data travels with the package"
     assert digits.stderr == ""
+    (installed,) = venv.glob("lib/*/site-packages/bespoke_solvers")
+    for folder, _, names in os.walk(PACKAGE):
+        if "__pycache__" not in folder:
+            assert set(names) <= set(os.listdir(installed / Path(folder).relative_to(PACKAGE))), folder

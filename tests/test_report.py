@@ -2,9 +2,6 @@ import base64
 import io
 import json
 import os
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -333,15 +330,3 @@ def test_provenance_tells_what_fits_share_once(digits):
     assert text.count("<dt>objective</dt><dd>bound</dd>") == 1
     assert "<pre>bespoke eval own:model</pre>" in text
     assert "20 from noise that no fit and no choice has seen, seed 3" in text
-
-
-def test_the_wheel_holds_the_page(tmp_path):
-    code = (
-        "import sys; from hatchling.builders.wheel import WheelBuilder as B; list(B(sys.argv[1]).build(directory='.'))"
-    )
-    subprocess.run([sys.executable, "-c", code, ROOT], cwd=tmp_path, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {
-        f"bespoke_solvers/report_page/{name}" for name in ("page.html", "page.css", "charts.js", "viewer.js")
-    } <= names
