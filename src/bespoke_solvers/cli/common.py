@@ -47,7 +47,8 @@ InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-command_line: ContextVar[str] = ContextVar("command_line")  # what was typed, for provenance; `main` sets it
+# What was typed, for provenance; `main` sets it, and where the commands are called otherwise it is not known.
+command_line: ContextVar[str] = ContextVar("command_line", default="bespoke ...")
 
 
 def of_pipelines(
