@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from bench.models import full_precision, load
-from bench.store import KEY, Store
+from bench.store import Store, table_of
 from bespoke_solvers import dedicated, inception
 from bespoke_solvers.judge import Judge, real_pictures
-from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import Model
 
 EXACT = "dopri5"
 
@@ -27,13 +25,6 @@ def record_of(frontier: Store, model: str, method: str, nfe: int, seed: int) -> 
     if not found:
         raise SystemExit(f"{frontier.folder} has no {method} at {nfe} NFE for {model}; measure it with bench.frontier")
     return min(found, key=lambda record: record["rmse"])
-
-
-def table_of(record: dict[str, Any], model: Model) -> Table:
-    """The table of such a record."""
-    if "table" in record:
-        return Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab"))
-    return dedicated.baseline(record["name"], record["used"], model)
 
 
 def main() -> None:
@@ -66,13 +57,14 @@ def main() -> None:
                 record = record_of(frontier, full_precision(options.model), method, nfe, options.seed)
             own = {"model": options.model, "method": method, "nfe": nfe, "seed": options.seed}
             key = own | {"samples": options.samples} | {name: record[name] for name in ("budget", "tolerance")}
-            assert set(key) == set(KEY)
 
             def measure(record: dict[str, Any] = record, method: str = method) -> dict[str, Any]:
                 if method == EXACT:
                     return dict(judge.exact(model, options.tolerance))
                 known = {name: record[name] for name in ("rmse", "name", "used") if name in record}
-                return known | judge.table(table_of(record, model), model)
+                fitted = "table" in record
+                table = table_of(record) if fitted else dedicated.baseline(record["name"], record["used"], model)
+                return known | judge.table(table, model)
 
             store.cell(key, measure)
 

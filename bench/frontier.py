@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.models import full_precision, load
-from bench.store import KEY, Store
+from bench.store import KEY, Store, table_of
 from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
@@ -126,7 +126,7 @@ class Frontier:
         record = self.store.records.get(tuple(wanted[name] for name in KEY))
         if record is None:
             raise SystemExit(f"{TRANSFERRED} needs the cell {wanted} with its table in the store; compute it first")
-        return Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab"))
+        return table_of(record)
 
     def chained(self, method: str, nfe: int) -> Fitted:
         """A stage of the default, begun where the one before it ended, which is measured, too."""

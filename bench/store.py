@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from bespoke_solvers import __version__
+from bespoke_solvers import Table, __version__
 
 KEY = ("model", "method", "nfe", "seed", "budget", "samples", "tolerance")
 
@@ -54,6 +54,11 @@ class Store:
     def of(self, model: str) -> Iterator[dict[str, Any]]:
         """All records of a model."""
         return (record for key, record in self.records.items() if key[0] == model)
+
+
+def table_of(record: dict[str, Any]) -> Table:
+    """The table of a fit's record."""
+    return Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab"))
 
 
 def _is_cut(file: IO[str]) -> bool:

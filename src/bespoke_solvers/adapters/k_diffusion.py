@@ -18,12 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from bespoke_solvers import dedicated
+from bespoke_solvers.adapters.stepping import dpm_solver, rounded
 from bespoke_solvers.description import schedule_of
 from bespoke_solvers.schedules import Schedule
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import LARGEST_SNR, Model, coefficients, expand
+from bespoke_solvers.velocity import LARGEST_SNR, coefficients, expand
 
 Scaling = Literal["ve", "flow"]
 
@@ -115,15 +115,13 @@ def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | N
 
 def _from_the_middle(solver: Solver, skipped: int, scaling: Scaling) -> Run:
     """DPM-Solver++(2M) along the times that are left: a table computes from x0, and has no place to enter later."""
-    schedule, left = _schedule(solver), solver.table.t[skipped:].float().double()
+    schedule, left = _schedule(solver), rounded(solver.table.t[skipped:])
     warnings.warn(
         f"sigmas begin at the solver's evaluation {skipped + 1} of {solver.nfe} (img2img), but it was fitted to starts "
         f"from noise; the remaining {len(left)} are done by DPM-Solver++(2M) at the solver's times",
         stacklevel=4,
     )
-    model = Model(velocity=torch.sub, shape=(1,), schedule=schedule, domain=(left[0].item(), 1.0))
-    table = dedicated.at_times("dpmpp-2m", left, model)
-    return Run(table, level(schedule, left[0], scaling).scale.item() * model.start_scale)
+    return Run(dpm_solver(schedule, left), level(schedule, left[0], scaling).scale.item())
 
 
 def _rounding(given: Tensor) -> float:
