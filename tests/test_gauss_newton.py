@@ -108,6 +108,19 @@ def test_a_linear_problem_is_solved_in_one_step(batches):
     assert problem.accepted.item() == pytest.approx(1, abs=1e-3)
 
 
+class Hill(Scale):
+    """A way to the solution that leads over a hill, which begins right after the shortest step."""
+
+    def samples(self, theta):
+        return super().samples(theta - 2 * (-0.9995 < theta < 0.9))
+
+
+def test_the_little_that_a_tiny_step_gains_does_not_end_the_search(batches):
+    problem = Hill(still(batches))
+    GaussNewton(problem).step()
+    assert problem.accepted.item() == pytest.approx(1, abs=1e-3)
+
+
 def test_numbers_that_are_no_table_are_survived(batches):
     """Large dampings step short of the limit; one of them is taken."""
     problem = Scale(still(batches), limit=0.99)

@@ -79,7 +79,7 @@ def push_forward(
 
     dy_k = da_k x0 + sum_j db_kj u_j + b_kj du_j, and du_k is the derivative of u at (t_k, y_k) along (dt_k, dy_k). The
     tangents are many, but a sample's dy_k lie close to a few `directions`: u is evaluated along those, and the part of
-    a dy_k outside of them is taken not to move u_k.
+    a dy_k outside of them is taken not to move u_k. Inputs are moved by `difference`, times by that part of a step.
     """
     x0, u = paths.noise.x0, paths.model.bind(paths.noise.condition)
     us: list[Tensor] = []
@@ -99,11 +99,11 @@ def push_forward(
         if k == table.nfe:
             break
         basis, weights = main_directions(dy, directions)
-        moves = [(torch.zeros_like(t[k]), direction) for direction in basis]
+        moves = [(torch.zeros_like(t[k]), direction, difference) for direction in basis]
         if dt[:, k].any():
-            moves.append((torch.ones_like(t[k]), torch.zeros_like(x0)))
+            moves.append((torch.ones_like(t[k]), torch.zeros_like(x0), difference / table.nfe))
             weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
-        found = [_along(paths.model, u, t[k], ys[k], us[k], *move, difference) for move in moves]
+        found = [_along(paths.model, u, t[k], ys[k], us[k], *move) for move in moves]
         along.append((torch.stack(found) if found else x0.new_empty(0, *x0.shape), weights))
     return Linearised(y_n, dy)
 

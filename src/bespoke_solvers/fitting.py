@@ -44,7 +44,7 @@ class Effort(NamedTuple):
 
 EFFORTS = {
     "low": Effort("closed-form", 64, STEPS["closed-form"]),
-    "medium": Effort("endpoint", 256, 12),
+    "medium": Effort("endpoint", 128, 12),
     "high": Effort("endpoint", 1024, 40),
 }
 PAPER = Effort("bound", 256, STEPS["bound"])

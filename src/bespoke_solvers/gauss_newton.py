@@ -94,7 +94,7 @@ class GaussNewton(Stage):
                 break
             if log_mean(there) < best:
                 best, theta, found, worse = log_mean(there), candidate, there, 0
-            elif (worse := worse + 1) > 1 and best < before:
+            elif (worse := worse + 1) > 1 and before - best > PAYS:  # a tiny step gains a little everywhere
                 break
         if best < before:
             self.theta, self.errors = self.problem.accept(theta), found

@@ -114,8 +114,8 @@ def warp(model: Model, nfe: int, c: float, p: float, q: float) -> Float[Tensor, 
     return times_of(model, first + (1 - first) * (1 - (1 - k**p) ** q))
 
 
-# c, p and q of the grids that a fit tries: the best ones were found with small p and q on mixtures of sharp modes, with
-# large ones on a U-Net.
+# c, p and q of the grids that a fit tries. The times that it ends with have c near 0.7 and p, q from 0.5 to 1 on
+# mixtures of sharp modes, c near 0.25 and p, q from 1.4 to 2.1 on U-Nets.
 STARTS = (0.2, 0.7)
-SHAPES = [(p, q) for p in (0.75, 1.05, 1.45) for q in (0.65, 0.95, 1.35)]
+SHAPES = [*((p, q) for p in (0.75, 1.05, 1.45) for q in (0.65, 0.95, 1.35)), (1.95, 1.85)]
 WARPS = [(c, *shape) for c in STARTS for shape in SHAPES]
