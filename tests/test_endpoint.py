@@ -152,7 +152,7 @@ def test_main_directions_span_what_they_can(count):
 
 @pytest.mark.parametrize("difference", [1e-3, 1e-1])
 def test_differences_are_as_large_as_they_are_said_to_be(batches, difference):
-    """Inputs are moved by `difference` in their norm; times by that part of a step, since networks are rough in time."""
+    """Inputs are moved by `difference` in their norm; times by that part of a step: networks are rough in time."""
     inner, calls = batches[0].model.velocity, []
 
     def velocity(t, x):

@@ -214,6 +214,7 @@ def test_no_gradient_of_the_network_is_needed(batches):
 ROUNDED = {
     "float64": (F64, lambda x: x, (1e-3,)),
     "float32": (torch.float32, lambda x: x, (1e-3, 1e-2)),
+    "TF32": (torch.float32, lambda x: ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32), (1e-2,)),
     "bfloat16": (torch.float32, lambda x: x.bfloat16().to(x), (1e-1,)),
 }
 

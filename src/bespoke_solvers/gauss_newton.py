@@ -15,14 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bespoke_solvers.metrics import norm
-from bespoke_solvers.precision import full_float32
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import damped_solve, errors, log_mean, sample_weights
 from bespoke_solvers.schedules import float64
 from bespoke_solvers.stages import Stage
 from bespoke_solvers.table import TableError
 
-DIFFERENCES = (1e-3, 1e-2, 1e-1)  # how far an input is moved; more where the network is rounded to half precision
+DIFFERENCES = (1e-3, 1e-2, 1e-1)  # how far an input is moved: the more, the more a network is rounded (TF32, bfloat16)
 DAMPINGS = (1e4, 300.0, 10.0, 0.3, 1e-2, 3e-4, 1e-5, 3e-7)  # tried in each step
 PAYS = 0.02  # nats of MSE (0.09 dB) that a step must gain for another one to be worth its cost
 
@@ -108,13 +107,12 @@ class GaussNewton(Stage):
         m, batches = len(self.theta), self.problem.batches
         H, g = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
         weights = sample_weights(self.errors)
-        with full_float32(batches[0].x1.device):  # TF32 is noise in the differences
-            linearised = self.problem.linearise(self.theta, weights, difference)
-            for (y, dy), paths, weight in zip(linearised, batches, weights, strict=True):
-                J, residual = float64(dy).flatten(2), float64(paths.x1 - y).flatten(1)
-                weighted = J * weight.to(J)[:, None]
-                H += torch.einsum("ibd,jbd->ij", weighted, J).cpu()
-                g += torch.einsum("ibd,bd->i", weighted, residual).cpu()
+        linearised = self.problem.linearise(self.theta, weights, difference)
+        for (y, dy), paths, weight in zip(linearised, batches, weights, strict=True):
+            J, residual = float64(dy).flatten(2), float64(paths.x1 - y).flatten(1)
+            weighted = J * weight.to(J)[:, None]
+            H += torch.einsum("ibd,jbd->ij", weighted, J).cpu()
+            g += torch.einsum("ibd,bd->i", weighted, residual).cpu()
         if not (H.isfinite().all() and g.isfinite().all()):
             raise ValueError("the velocity is not finite near the solver's own points; it must be finite everywhere")
         return H, g
@@ -134,8 +132,7 @@ def smoothest_difference(paths: Paths) -> float:
     x0, u = paths.noise.x0, paths.model.bind(paths.noise.condition)
     t = torch.tensor([(paths.model.t_lo + paths.model.t_hi) / 2], dtype=torch.float64)
     x = paths.at(t).x[0]
-    with full_float32(x0.device):
-        here, *there = (u(t[0].to(x), x + h * x0) for h in (0.0, *DIFFERENCES, *(-h for h in DIFFERENCES)))
+    here, *there = (u(t[0].to(x), x + h * x0) for h in (0.0, *DIFFERENCES, *(-h for h in DIFFERENCES)))
     forwards, backwards = there[: len(DIFFERENCES)], there[len(DIFFERENCES) :]
     bends = [
         norm(more + less - 2 * here).mean() / norm(more - less).mean()
