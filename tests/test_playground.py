@@ -88,7 +88,7 @@ def test_the_three_panels_are_of_the_same_noise():
     assert ratio < 1
     assert f"{1 / ratio:.1f} times farther from it than euler with 6." in last.summary
     assert len({panel.picture for panel in last.panels}) == 3
-    assert image(last.panels[0]).size == (2 * 64, 3 * 64)
+    assert image(last.panels[0]).size == (3 * 7 * 9, 2 * 7 * 9)
 
 
 def test_the_summary_says_how_much_closer_a_solver_is():

@@ -16,14 +16,15 @@ NO_SOLVER, DRAWN = ("none", ""), ("by seed", -1)  # what is read, and what it st
 BUTTON = "#00697a"
 QUEUE = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden", "api_visibility": "private"}
 CSS = """
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15rem), 1fr)); gap: 1rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 12rem), 1fr)); gap: 1rem; }
 .panels figure { margin: 0; min-width: 0; }
 .panels figcaption { min-height: 4.7em; margin-bottom: 0.5rem; line-height: 1.5; font-variant-numeric: tabular-nums; }
 .panels strong { display: block; font-size: 1.1em; }
-.panels img, .panels .waiting { width: 100%; aspect-ratio: 1; border-radius: 6px; }
-.panels img { display: block; object-fit: contain; image-rendering: pixelated; background: #fff; }
-.panels .waiting { display: grid; place-items: center; border: 1px dashed currentColor; opacity: 0.75; }
-.summary { font-size: 1.15em; font-weight: 600; margin: 0 0 0.75rem; }
+.panels img, .panels .waiting { display: block; width: 100%; }
+.panels img.plot { border-radius: 6px; }
+.panels img.pixels { image-rendering: pixelated; }
+.panels .waiting { display: grid; place-items: center; aspect-ratio: 1; border: 1px dashed currentColor; }
+.summary { min-height: 3em; line-height: 1.5; font-size: 1.15em; font-weight: 600; margin: 0 0 0.75rem; }
 .remark, .error { margin: 0 0 0.75rem; padding: 0.5rem 0.75rem; border-left: 4px solid #b45309; }
 .error { border-color: #b91c1c; }
 footer { display: none !important; }
@@ -78,24 +79,24 @@ def page(playground: Playground) -> Any:
         choices = [DRAWN, *((name, number) for number, name in enumerate(names))]
         return gr.Dropdown(choices, value=DRAWN[1], label="Class", visible=bool(names), min_width=110)
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(
             f"# {TITLE}\nThe same noise through the same model: by a usual solver, by yours, and solved exactly."
         )
         with gr.Row():
-            with gr.Column(scale=1, min_width=280), gr.Group():
+            with gr.Column(scale=1, min_width=300), gr.Group():
                 model = gr.Dropdown(playground.models, value=start.model, label="Model")
                 solver = gr.Dropdown([*playground.solvers, NO_SOLVER], value=start.solver or "", label="Solver")
                 with gr.Row():
                     nfe = gr.Dropdown(playground.nfe(start.solver), value=start.nfe, label="NFE", min_width=110)
                     baseline = gr.Dropdown(list(NAMES), value=start.baseline, label="Baseline", min_width=110)
                 with gr.Row():
-                    seed = gr.Number(start.seed, precision=0, minimum=0, label="Seed", min_width=110)
-                    samples = gr.Number(start.samples, precision=0, minimum=1, label="Samples", min_width=110)
+                    seed = gr.Number(start.seed, precision=0, label="Seed", min_width=110)
+                    samples = gr.Number(start.samples, precision=0, label="Samples", min_width=110)
                 with gr.Row():
                     label = classes(start.model)
                     guidance = gr.Textbox(
-                        _shown(start.guidance), label="Guidance", placeholder="the model's own", min_width=110
+                        _shown(start.guidance), label="Guidance", placeholder="its own", max_lines=1, min_width=110
                     )
                 button = gr.Button("Draw", variant="primary")
             with gr.Column(scale=3, min_width=300):
@@ -128,8 +129,8 @@ def page(playground: Playground) -> Any:
 def as_html(drawing: Drawing) -> str:
     """The panels side by side, below what there is to say."""
     said = [f'<p class="remark" role="status">{html.escape(_sentence(text))}</p>' for text in drawing.remarks]
-    if drawing.summary:
-        said.insert(0, f'<p class="summary" role="status">{html.escape(drawing.summary)}</p>')
+    if summary := drawing.summary or "Solving\N{HORIZONTAL ELLIPSIS}" * bool(drawing.waiting):
+        said.insert(0, f'<p class="summary" role="status">{html.escape(summary)}</p>')
     figures = [*map(_figure, drawing.panels), *map(_placeholder, drawing.waiting)]
     return (
         f'{"".join(said)}<div class="panels" aria-busy="{str(bool(drawing.waiting)).lower()}">{"".join(figures)}</div>'
@@ -140,14 +141,15 @@ def _figure(panel: Panel) -> str:
     name, lines = html.escape(panel.name), [panel.cost, panel.closeness]
     shown = '<div class="waiting">neither pictures nor points of the plane</div>'
     if panel.picture is not None:
-        shown = f'<img src="{png(panel.picture)}" alt="Samples by {name}, {panel.cost}">'
+        kind = "plot" if panel.is_plot else "pixels"
+        shown = f'<img class="{kind}" src="{png(panel.picture)}" alt="Samples by {name}, {panel.cost}">'
     caption = f"<strong>{name}</strong>{'<br>'.join(filter(None, lines))}"
     return f"<figure><figcaption>{caption}</figcaption>{shown}</figure>"
 
 
 def _placeholder(name: str) -> str:
     caption = f"<figcaption><strong>{html.escape(name)}</strong></figcaption>"
-    return f'<figure>{caption}<div class="waiting">solving&hellip;</div></figure>'
+    return f'<figure>{caption}<div class="waiting">to come</div></figure>'
 
 
 def _failure(error: Exception) -> str:

@@ -57,11 +57,13 @@ class Run(NamedTuple):
 class Panel(NamedTuple):
     """The samples of one solver as a PNG, if they can be drawn, their cost, and how close they are to the exact ones.
 
+    is_plot: whether the PNG is a plot of points of the plane, rather than pictures, whose pixels are to be seen.
     quality: None for the exact samples themselves, and as long as these are not there.
     """
 
     name: str
     picture: bytes | None
+    is_plot: bool
     evaluations: int
     seconds: float
     quality: Quality | None
@@ -232,13 +234,12 @@ def _solved(model: Model, noise: Noise, tolerance: float) -> Run:
 
 def _panel(model: Model, name: str, run: Run, exact: Run | None = None) -> Panel:
     quality = exact and Quality(rmse(run.x1, exact.x1), psnr(run.x1, exact.x1))
-    return Panel(name, _picture(model, run.x1, exact.x1 if exact else run.x1), run.evaluations, run.seconds, quality)
-
-
-def _picture(model: Model, x1: Tensor, exact: Tensor) -> bytes | None:
-    """A PNG; None for samples that are neither pictures nor points of the plane."""
-    if model.decode is None and model.shape == (2,):
-        return pictures.samples_png(x1, like=exact)
-    if model.decode is None and not pictures.is_picture(model.shape):
-        return None
-    return pictures.samples_png(model.pictures(x1.to(model.device)).nan_to_num(0, 1, -1))
+    is_plot = model.decode is None and model.shape == (2,)
+    picture = None
+    if is_plot:
+        picture = pictures.samples_png(run.x1, like=exact.x1 if exact else None)
+    elif model.decode or pictures.is_picture(model.shape):
+        decoded = model.pictures(run.x1.to(model.device)).nan_to_num(0, 1, -1)
+        with_gaps = torch.nn.functional.pad(decoded, (0, 1, 0, 1), value=1.0)
+        picture = pictures.samples_png(with_gaps, columns=math.ceil(math.sqrt(len(decoded))))
+    return Panel(name, picture, is_plot, run.evaluations, run.seconds, quality)
