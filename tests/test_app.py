@@ -84,7 +84,7 @@ def test_samples_side_by_side(served, opened):
         "Midpoint cannot have 5 evaluations; here it has 6."
     )
     assert "times fewer evaluations than the exact solution" in page.js("document.querySelector('.summary').innerText")
-    assert page.js("[...document.images].map(e => e.alt.split(',')[0])") == [
+    assert page.js("[...document.querySelectorAll('.panels img')].map(e => e.alt.split(',')[0])") == [
         f"Samples by {name}" for name in ("midpoint", "ns-bespoke", "exact")
     ]
     pictures = page.js(PICTURES)
@@ -99,6 +99,18 @@ def test_samples_side_by_side(served, opened):
     fill(page, "Seed", "5")
     draw(page)
     assert not set(page.js(PICTURES)) & {*pictures, *others}
+
+
+def test_another_click_does_not_wait_for_the_drawing_before(served, opened):
+    page = opened(served)
+    page.until(DONE, seconds=60)
+    fill(page, "Samples", "4000")
+    for seed in ("77", "78", "79"):
+        fill(page, "Seed", seed)
+        page.pointer("button.primary", click=True)
+    fill(page, "Samples", "3")
+    choose(page, "Baseline", "rk4")
+    draw(page, "[...document.querySelectorAll('.panels[aria-busy=false] strong')][0]?.textContent === 'rk4'")
 
 
 def test_errors_are_said_in_the_page(served, opened):

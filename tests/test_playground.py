@@ -9,7 +9,7 @@ from bespoke_solvers import Model, Solver, playground, schedules, toy
 from bespoke_solvers.dedicated import baseline
 from bespoke_solvers.description import describe
 from bespoke_solvers.metrics import psnr, rmse
-from bespoke_solvers.playground import Choice, Playground
+from bespoke_solvers.playground import Choice, Playground, StoppedError
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Counter, guided
@@ -116,6 +116,21 @@ def test_exact_samples_are_solved_once(monkeypatch):
     monkeypatch.setattr(playground, "KEPT", 1)
     drawn(found, dataclasses.replace(choice, seed=1))
     assert len(list(found.draw(choice))) == 3, "a seed that was dropped is solved again"
+
+
+def test_a_drawing_can_be_given_up_for_another():
+    counted = Counter(POINTS.velocity)
+    model = dataclasses.replace(POINTS, velocity=counted)
+    found = Playground(Loader(points=model), ["points"], {})
+    drawing = found.draw(Choice("points", None, 4, samples=3))
+    assert next(drawing).panels == []
+    assert len(next(drawing).panels) == 1
+    spent = counted.calls
+    found.stop()
+    with pytest.raises(StoppedError):
+        next(drawing)
+    assert counted.calls == spent, "not one evaluation more"
+    assert drawn(found, Choice("points", None, 6, samples=3)).panels[0].evaluations == 6
 
 
 def test_points_have_the_frame_of_the_exact_ones():

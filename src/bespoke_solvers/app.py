@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from bespoke_solvers.dedicated import NAMES
-from bespoke_solvers.playground import Choice, Drawing, Panel, Playground
+from bespoke_solvers.playground import Choice, Drawing, Panel, Playground, StoppedError
 from bespoke_solvers.report import png
 
 TITLE = "Bespoke solvers"
 NO_SOLVER, DRAWN = ("none", ""), ("by seed", -1)  # what is read, and what it stands for
 BUTTON = "#00697a"
-QUEUE = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden", "api_visibility": "private"}
+AT_ONCE = {"queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "multiple"}
+IN_TURN = AT_ONCE | {"queue": True, "concurrency_limit": 1, "concurrency_id": "model"}  # what uses the model
 CSS = """
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 12rem), 1fr)); gap: 1rem; }
 .panels figure { margin: 0; min-width: 0; }
@@ -42,8 +43,8 @@ def gradio() -> Any:
         raise ValueError("the app needs Gradio, which is not installed: pip install 'bespoke-solvers[app]'") from error
 
 
-def serve(playground: Playground, host: str, port: int | None, *, wait: bool = True) -> Any:
-    """Serve the page until interrupted, or only start to, and give what can be closed. port: by default a free one."""
+def serve(playground: Playground, host: str, port: int | None) -> None:
+    """Serve the page until interrupted. port: by default a free one."""
     gr = gradio()
     blocks = page(playground)
     _, address, _ = blocks.queue(default_concurrency_limit=1).launch(
@@ -58,9 +59,7 @@ def serve(playground: Playground, host: str, port: int | None, *, wait: bool = T
         theme=_theme(gr),
     )
     print(f"{TITLE}: {address} (Ctrl-C ends it)", flush=True)
-    if wait:
-        blocks.block_thread()
-    return blocks
+    blocks.block_thread()
 
 
 def _theme(gr: Any) -> Any:
@@ -106,6 +105,8 @@ def page(playground: Playground) -> Any:
             try:
                 for drawing in playground.draw(_choice(*values)):
                     yield as_html(drawing)
+            except StoppedError:
+                return  # the next drawing follows
             except Exception as error:
                 yield _failure(error)
 
@@ -120,9 +121,10 @@ def page(playground: Playground) -> Any:
             return gr.Dropdown(possible, value=possible[0]), _shown(playground.scale(name or None))
 
         chosen = [model, solver, nfe, baseline, seed, samples, label, guidance]
-        model.input(change_model, model, [label, samples, shown], **QUEUE)
-        solver.input(change_solver, solver, [nfe, guidance], **QUEUE)
-        gr.on([button.click, seed.submit, blocks.load], draw, chosen, shown, **QUEUE)
+        model.input(change_model, model, [label, samples, shown], **IN_TURN)
+        solver.input(change_solver, solver, [nfe, guidance], **AT_ONCE)
+        asked = gr.on([button.click, seed.submit, blocks.load], playground.stop, None, None, **AT_ONCE)
+        asked.then(draw, chosen, shown, **IN_TURN)
     return blocks
 
 

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,10 @@ class Choice:
     samples: int = 4
     label: int | None = None
     guidance: float | None = None
+
+
+class StoppedError(RuntimeError):
+    """A drawing was given up for another."""
 
 
 class Run(NamedTuple):
@@ -124,6 +128,7 @@ class Playground:
         self._held: tuple[str, float | None, Model] | None = None
         self._own_guidance: dict[str, float | None] = {}
         self._exact: dict[Choice, Run] = {}
+        self._stopped = False
         self._doubts: dict[tuple[str, float | None, str, int], str | None] = {}
 
     def start(self, name: str) -> Choice:
@@ -156,11 +161,24 @@ class Playground:
                 self._own_guidance[name] = self._held[2].guidance
         return self._held[2]
 
+    def stop(self) -> None:
+        """End the drawing under way, perhaps in another thread, at its next evaluation of the model."""
+        self._stopped = True
+
+    def _stoppable(self, model: Model) -> Model:
+        def velocity(*arguments: Any) -> Tensor:
+            if self._stopped:
+                raise StoppedError
+            return model.velocity(*arguments)
+
+        return replace(model, velocity=velocity)
+
     @torch.no_grad()
     def draw(self, choice: Choice) -> Iterator[Drawing]:
         """First what is to come, then the baseline and the solver, then all with the exact samples."""
+        self._stopped = False
         self._check(choice)
-        model = self.model(choice.model, choice.guidance)
+        model = self._stoppable(self.model(choice.model, choice.guidance))
         tables, remarks = self._tables(choice, model)
         noise = _noise(model, choice)
         names = [name for name, _ in tables]
