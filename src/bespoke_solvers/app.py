@@ -28,7 +28,6 @@ CSS = """
 .summary { min-height: 3em; line-height: 1.5; font-size: 1.15em; font-weight: 600; margin: 0 0 0.75rem; }
 .remark, .error { margin: 0 0 0.75rem; padding: 0.5rem 0.75rem; border-left: 4px solid #b45309; }
 .error { border-color: #b91c1c; }
-footer { display: none !important; }
 """
 
 
