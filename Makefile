@@ -2,6 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Two processes with one thread each: torch threads that compete for busy cores are many times slower than one.
 export OMP_NUM_THREADS := 1
+# Modules are compiled when they are imported: most never are, and to compile them all takes half of the install.
+PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: install demo test lint bench docs clean
 
@@ -9,8 +11,8 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) torch numpy
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 demo: install
@@ -34,7 +36,7 @@ docs: .venv/installed-docs
 	$(BIN)/zensical build --clean --strict
 
 .venv/installed-docs: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 clean:

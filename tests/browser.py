@@ -102,12 +102,14 @@ class Browser:
 
 
 class Page:
-    """A page in a window of its own, of a given size and colour scheme."""
+    """A page, a file or one that is served, in a window of its own, of a given size and colour scheme."""
 
     def __init__(
-        self, browser: Browser, path: Path, width: int = 1200, height: int = 900, scheme: str = "light"
+        self, browser: Browser, where: Path | str, width: int = 1200, height: int = 900, scheme: str = "light"
     ) -> None:
         self.browser = browser
+        # A file needs no other; a served page may ask its own server.
+        url, self.own = (where, ("data:", where)) if isinstance(where, str) else (where.resolve().as_uri(), ("data:",))
         self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -116,7 +118,7 @@ class Page:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=url)
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, scripts that failed, and requests for anything but the page itself."""
+        """Errors and warnings of the console, scripts that failed, and requests to anywhere else."""
         found = []
         for event in self.browser.events:
             kind, parameters = event["method"], event["params"]
@@ -176,7 +178,7 @@ class Page:
                 or (
                     kind == "Network.requestWillBeSent"
                     and parameters["type"] != "Document"
-                    and not parameters["request"]["url"].startswith("data:")
+                    and not parameters["request"]["url"].startswith(self.own)
                 )
             ):
                 found.append(json.dumps(parameters)[:500])

@@ -55,6 +55,8 @@ LAYERS = [
     "model_folder",
     "pretrain",
     "models",
+    "playground",
+    "app",
     "cli",
 ]
 

@@ -82,6 +82,7 @@ def test_classes_are_drawn(tmp_path):
     model = load(tmp_path)
     noise = model.noise(range(64))
     assert sorted(set(noise.condition.tolist())) == [0, 1, 2, 3, 4]
+    assert model.labels == ("0", "1", "2", "3", "4")
     t = torch.tensor(0.25)
     expected = -network(noise.x0, torch.tensor(750.0), class_labels=noise.condition).sample
     torch.testing.assert_close(model.bind(noise.condition)(t, noise.x0), expected, rtol=1e-4, atol=1e-4)
@@ -100,6 +101,7 @@ def test_the_record_of_our_own_training_says_all(tmp_path):
     assert model.guidance == 2.0
     noise = model.noise(range(32))
     assert sorted(set(noise.condition.tolist())) == [0, 1, 2, 3], "not the label of no class"
+    assert model.labels == ("a", "b", "c", "d")
     t = torch.tensor(0.5)
     plain, with_label = (
         network(noise.x0, torch.tensor(500.0), class_labels=label).sample

@@ -209,7 +209,7 @@ def test_many_prompts_are_encoded_as_one_by_one():
 
 def test_the_pipeline_s_own_guidance_and_size_are_the_default():
     model = as_model(tiny.stable_diffusion(), PROMPTS)
-    assert (model.guidance, model.shape) == (7.5, (4, 8, 8))
+    assert (model.guidance, model.shape, model.labels) == (7.5, (4, 8, 8), tuple(PROMPTS))
     assert as_model(tiny.flux(), PROMPTS, size=SIZE).guidance == 3.5
     assert as_model(tiny.flux(guidance_embeds=False), PROMPTS, size=SIZE).guidance is None
     assert as_model(tiny.stable_diffusion(), PROMPTS, size=32).shape == (4, 16, 16)

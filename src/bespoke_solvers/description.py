@@ -104,7 +104,8 @@ def in_words(name: str, was: Any, now: Any) -> str:
     """`schedule {'name': 'VP', ...} (here {...})`, cut where it is long."""
     if name == "fingerprint":
         return "other weights (has the network been trained since?)"
-    short = [text if len(text) <= 60 else text[:60] + "..." for text in map(str, (was, now))]
+    texts = ("none" if value is None else str(value) for value in (was, now))
+    short = [text if len(text) <= 60 else text[:60] + "..." for text in texts]
     return f"{name} {short[0]} (here {short[1]})"
 
 

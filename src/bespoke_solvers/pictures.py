@@ -89,20 +89,25 @@ def check_drawable(shape: Sequence[int]) -> None:
 
 
 def save_samples(x: Tensor, path: str | os.PathLike[str], columns: int | None = None) -> None:
-    """Samples as a PNG: pictures in a grid, points of the plane as a scatter plot."""
+    """Samples as a PNG (`samples_png`)."""
+    write_atomically(path, samples_png(x, columns))
+
+
+def samples_png(x: Tensor, columns: int | None = None, like: Tensor | None = None) -> bytes:
+    """Samples as a PNG: pictures in a grid, points of the plane as a scatter plot whose square holds those `like`."""
     check_drawable(x.shape[1:])
+    buffer = io.BytesIO()
     if is_picture(x.shape[1:]):
         from PIL import Image
 
         image = Image.fromarray(grid(x, columns).numpy())
         scale = max(1, 256 // x.shape[-1] // 4)
-        buffer = io.BytesIO()
         image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(buffer, "PNG")
-        write_atomically(path, buffer.getvalue())
     else:
         figure = new_figure(4.5, 4.5)
-        _scatter(figure.add_subplot(), x, COLOURS[3], like=x)
-        save(figure, path)
+        _scatter(figure.add_subplot(), x, COLOURS[3], like=x if like is None else like)
+        figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
 
 
 def _scatter(axes: "Axes", x: Tensor, colour: str, like: Tensor) -> None:

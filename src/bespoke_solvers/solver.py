@@ -67,16 +67,21 @@ class Solver:
         return x1
 
     def check(self, model: Model) -> None:
-        """Refuse a model that the solver was not made for; warn where it may still serve.
+        """Refuse a model that the solver was not made for; warn where it may still serve (`doubts`)."""
+        if doubts := self.doubts(model):
+            warnings.warn(doubts, stacklevel=2)
+
+    def doubts(self, model: Model) -> str | None:
+        """Why the solver may serve worse on that model, if so; refuses a model that it was not made for.
 
         Another schedule, prediction or number of channels is refused, and conditions where there were none. Another
-        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a warning. Other
-        prompts are what a solver is for; with them, weights cannot be compared.
+        guidance scale, picture size, domain, network time or other weights (a transferred solver) is a doubt. Other
+        prompts are what a solver is for; with them, or another guidance or size, weights cannot be compared.
         """
         if not self.model:
-            return
+            return None
         found = differences(self.model, describe(model))
-        if found.pop("conditions", None):
+        if found.pop("conditions", None) or found.keys() & {"guidance", "shape"}:
             found.pop("fingerprint", None)
         here = network_time(model, self.table)
         if self.network_time and here and not close(self.network_time, here, tolerance=1e-3):
@@ -86,9 +91,8 @@ class Solver:
                 raise ValueError(
                     f"the solver was made for a model with {in_words(name, was, now)}; fit one for this model"
                 )
-        if found:
-            named = ", ".join(in_words(name, *pair) for name, pair in found.items())
-            warnings.warn(f"the solver was made for a model with {named}; it may serve worse here", stacklevel=2)
+        named = ", ".join(in_words(name, *pair) for name, pair in found.items())
+        return f"the solver was made for a model with {named}; it may serve worse here" if named else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the solver as a JSON file of one table; an existing file is replaced in one go."""

@@ -124,6 +124,7 @@ class Model:
     network_time: the network's own time at t, kept in solver files as a check.
     guidance: the classifier-free guidance scale inside `velocity`, kept in solver files as a check.
     conditions: what `draw_condition` draws from, in short; a bank is for one such set of conditions.
+    labels: where a condition is a number, what each number stands for: the names of classes, or prompts.
     decode: makes pictures in [-1, 1] of samples that are latents.
     scales_noise: whether what the solver is for lets it scale the noise; if not, `ns` does not.
     """
@@ -137,6 +138,7 @@ class Model:
     network_time: Callable[[Tensor], Tensor] | None = None
     guidance: float | None = None
     conditions: str | None = None
+    labels: tuple[str, ...] = ()
     decode: Callable[[Tensor], Tensor] | None = None
     scales_noise: bool = True
     device: str | torch.device = "cpu"

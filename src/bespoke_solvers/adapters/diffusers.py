@@ -25,7 +25,7 @@ TRAINING = "training.json"  # of a model that `bespoke pretrain` made, beside it
 class Meaning(NamedTuple):
     """What a network's output is, on which path, and the time that it gets at t.
 
-    classes: labels to draw from; one more, the last, is that of no class, if the network has it.
+    classes: labels to draw from; one more, the last, is that of no class, if the network has it. names: of the classes.
     """
 
     prediction: str
@@ -33,6 +33,7 @@ class Meaning(NamedTuple):
     network_time: Callable[[Tensor], Tensor]
     sign: float = 1.0
     classes: int | None = None
+    names: tuple[str, ...] = ()
 
 
 def load(folder: Path, *, guidance: float | None = None, device: str | torch.device = "cpu") -> Model:
@@ -76,6 +77,7 @@ def as_model(
         shape=shape,
         draw_condition=(lambda generator: torch.randint(classes, (), generator=generator)) if labels else None,
         guidance=guidance,
+        labels=meaning.names or tuple(map(str, range(classes))),
         scales_noise=scales_noise,
         device=network.device,
     )
@@ -142,7 +144,8 @@ def _meaning(folder: Path, unet: Path) -> Meaning:
         try:
             schedule = schedule_of(record["schedule"])
             assert schedule is not None
-            return trained_by_us(record["prediction"], schedule, len(record["data"]["classes"]))
+            names = tuple(map(str, record["data"]["classes"]))
+            return trained_by_us(record["prediction"], schedule, len(names))._replace(names=names)
         except (KeyError, TypeError, AttributeError, AssertionError) as error:
             raise ValueError(f"{unet / TRAINING} is damaged, or no record of bespoke pretrain: {error!r}") from error
     if unet != folder:

@@ -105,6 +105,7 @@ def as_model(
         draw_condition=lambda generator: torch.randint(count, (), generator=generator),
         guidance=scale,
         conditions=_in_short(prompts) if prompts else None,
+        labels=tuple(prompts or map(str, range(count))),
         decode=_decoder(pipe.vae),
         scales_noise=kind.scales_noise,
         device=pipe._execution_device,

@@ -54,10 +54,10 @@ class Run:
 
     def advance(self, output: Tensor, dtype: torch.dtype) -> Tensor:
         """The next input, or the result, from the network's output at the state."""
-        k, (prediction, schedule, _, sign, _) = len(self.velocities), self.meaning
-        weights = coefficients(prediction, schedule, rounded(self.table.t[k]))
+        k, meaning = len(self.velocities), self.meaning
+        weights = coefficients(meaning.prediction, meaning.schedule, rounded(self.table.t[k]))
         x_weight, output_weight = (expand(value, self.state) for value in weights)
-        self.velocities.append(x_weight * self.state + output_weight * (sign * output.to(self.state)))
+        self.velocities.append(x_weight * self.state + output_weight * (meaning.sign * output.to(self.state)))
         self.state = combine(self.table.a[k + 1], self.table.b[k + 1], self.x0, self.velocities)
         self.dtype = dtype
         return self.state.to(dtype, copy=True)
