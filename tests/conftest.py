@@ -1,5 +1,7 @@
 """Shapes in the package's signatures are checked while the tests run."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -15,6 +17,7 @@ from bespoke_solvers import stages, toy  # noqa: E402, under the hook
 from bespoke_solvers.bank import Bank  # noqa: E402
 from bespoke_solvers.fitting import CHAIN, STEPS  # noqa: E402
 from bespoke_solvers.grids import SHAPES, STARTS  # noqa: E402
+from browser import Browser, Page, find  # noqa: E402
 from chains import CHAINED, CLOSED, GRIDS, SMALL, fit  # noqa: E402
 
 
@@ -53,3 +56,29 @@ def chain(model, large, few_steps):
 @pytest.fixture(scope="module")
 def whole(model, bank, few_steps):
     return fit(model, bank, **CHAINED)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = find()
+    if executable is None:
+        missing = "no Chromium was found; install one (Debian: apt-get install chromium) to test the report in it"
+        pytest.fail(missing) if os.environ.get("BESPOKE_REQUIRE_BROWSER") else pytest.skip(missing)
+    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages, which must give no cause for complaint until they are closed."""
+    pages = []
+
+    def open_page(*arguments, **options):
+        pages.append(Page(browser, *arguments, **options))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        assert page.complaints == []
+        page.close()

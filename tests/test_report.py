@@ -1,7 +1,6 @@
 import base64
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,9 @@ from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Bespoke
 from bespoke_solvers.generic import MIDPOINT, baseline
 from bespoke_solvers.report import Cell, Chart, Column, Curves, Headline, Learned, Note, Provenance, Table, Viewer
-from browser import Browser, Page, find
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</script><script>fail()</script><img src=x onerror=fail()>&\"'$title\u2028"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = find()
-    if executable is None:
-        missing = "no Chromium was found; install one (Debian: apt-get install chromium) to test the report in it"
-        pytest.fail(missing) if os.environ.get("BESPOKE_REQUIRE_BROWSER") else pytest.skip(missing)
-    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 def solver_of(base, n):
@@ -65,21 +52,6 @@ def digits(tmp_path_factory):
 def points(tmp_path_factory):
     plain = Solver(baseline("heun", 6), "ns")
     return written(tmp_path_factory.mktemp("points"), toy.checkerboard(), [plain])[0]
-
-
-@pytest.fixture
-def opened(browser):
-    """Opens pages, which must give no cause for complaint until they are closed."""
-    pages = []
-
-    def open_page(*arguments, **options):
-        pages.append(Page(browser, *arguments, **options))
-        return pages[-1]
-
-    yield open_page
-    for page in pages:
-        assert page.complaints == []
-        page.close()
 
 
 PICTURE = "document.querySelector('canvas').toDataURL()"

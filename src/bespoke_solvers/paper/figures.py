@@ -88,7 +88,7 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
                 found.append((f"{name}-iterations.png", pictures.errors_against_iterations(fits)))
         if plan.THETA in results.experiments:
             found += [(f"{name}-theta-{s.nfe}.png", pictures.transform(s)) for s in results.solvers(model)[:1]]
-        if planes := results.planes(model):
+        if plan.PATHS in results.experiments and (planes := results.planes(model)):
             found.append((f"{name}-paths.png", pictures.planes(planes)))
     return found
 
