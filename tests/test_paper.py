@@ -1,7 +1,9 @@
 """`bespoke paper`: its cells, what it says of the paper's statements, its report."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -332,6 +334,22 @@ def test_what_would_be_done_is_told(tmp_path, capsys):
     assert "Transfer" in told
     assert "Against EDM" not in told
     assert not (tmp_path / "new").exists()
+
+
+def test_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
+    """The first one with --dry-run; its counts are those of the table."""
+    page = (Path(__file__).parent.parent / "docs" / "paper.md").read_text()
+    command, *_ = re.findall(r"^    bespoke paper (.*)$", page, re.M)
+    monkeypatch.chdir(tmp_path)
+    run(*command.split(), "--dry-run")
+    assert "45 of 45 fits are still to do" in capsys.readouterr().out
+    for counts, column in ((plan.FULL, 2), (plan.QUICK, 3)):
+        told = [line.split("|")[column].strip() for line in page.splitlines() if re.match(r"\|.*\| `--.*` \|$", line)]
+        rate = f"{counts.iterations} at {counts.learning_rate:g}"
+        samples = [f"{n:,}" if n > 9999 else str(n) for n in (counts.choose, counts.samples, counts.fid_samples)]
+        assert told == [", ".join(map(str, counts.nfe)), str(counts.paths), rate, *samples]
+    for experiment in plan.EXPERIMENTS:
+        assert f"| {experiment.name} |" in page
 
 
 def test_a_cut_line_is_measured_again(tmp_path):
