@@ -41,7 +41,7 @@ SCHEDULES = {OT: "CondOT", CS: "Cosine", VP: "VP"}
 ORDER = {RK1: 9, RK2: 6, DPM2: 5, RK1_BESPOKE: 7, SCALE: 4, TIME: 3, RK2_BESPOKE: 2, EDM: 2.5}  # as the paper says
 
 
-def given(folder, models=(OT, VP), changed=None):
+def given(folder, models=(OT, VP), changed=None, spread=None):
     """Results in which all that the paper says holds, but for the figures that are changed."""
     store = Store(folder, plan.KEY)
     changed = changed or {}
@@ -58,7 +58,8 @@ def given(folder, models=(OT, VP), changed=None):
         for method, figure in own.items():
             for nfe in plan.evaluations(method, COUNTS.nfe):
                 value = changed.get((model, method, nfe), figure / nfe)
-                put(model, "error", method, nfe, rmse=value, psnr=30.0, seconds=2.0)
+                put(model, "error", method, nfe, rmse=value, rmse_se=spread, psnr=30.0)
+                put(model, "fit", method, nfe, seconds=2.0)
                 put(model, "fid", method, nfe, fid=changed.get((model, method, nfe, "fid"), figure))
     return Results(store, models, plan.EXPERIMENTS, COUNTS, 0)
 
@@ -101,6 +102,15 @@ def test_a_statement_that_fails_is_said_to_fail(tmp_path, words, where, value):
     (case,) = (case for case in relation.cases if not case.held)
     assert where[0] in case.where
     assert case.nfe in (where[2], where[2] - 1)
+
+
+@pytest.mark.parametrize(("spread", "clear"), [(0.01, True), (0.1, False), (None, True)])
+def test_a_difference_within_the_noise_is_told(tmp_path, spread, clear):
+    """RK2-Bespoke 0.25, RK2 0.2: the difference against twice its standard error, sqrt(2) spread."""
+    changed = {(OT, RK2, 8): 0.2}
+    relation, *_ = relations(given(tmp_path, changed=changed, spread=spread))
+    (case,) = (case for case in relation.cases if not case.held)
+    assert case.clear is clear
 
 
 def test_scale_is_not_expected_to_help_at_20(tmp_path):
@@ -280,10 +290,13 @@ def test_the_report_says_what_held(opened, reported):
     )
     assert [claim for claim, _ in shown] == [each["claim"] for each in statements]
     for (_, text), each in zip(shown, statements, strict=True):
-        held = sum(case["held"] for case in each["cases"])
-        assert text == f"{each['verdict']}: in {held} of {len(each['cases'])} cases"
+        failed = sum(not case["held"] for case in each["cases"])
+        many = f"{failed} of {len(each['cases'])}" if failed else f"all {len(each['cases'])}"
+        assert text.startswith(f"{each['verdict']} in {many} cases")
+        noisy = sum(not case["held"] and not case["clear"] for case in each["cases"])
+        assert ("within the noise" in text) == (noisy > 0)
     failed = sum(not case["held"] for each in statements for case in each["cases"])
-    assert page.js("document.querySelectorAll('.check tr.own').length") == failed
+    assert page.js("document.querySelectorAll('.check > table tr.own').length") == failed
     whole = sum(each["verdict"] == "held" for each in statements)
     assert page.js("document.querySelector('.figure').textContent") == f"{whole} of {len(statements)} statements held"
 

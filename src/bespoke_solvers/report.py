@@ -169,7 +169,7 @@ class Learned(Section):
 class Check:
     """A statement, where it was made, what came of it in words, and the cases in which it was checked.
 
-    held: for each row whether it held there; the last column of the table says so.
+    held: for each row whether it held there; those where it did not stand out.
     """
 
     claim: str
@@ -180,26 +180,27 @@ class Check:
     held: Sequence[bool]
 
     def html(self) -> str:
-        """The statement with its verdict; its cases to unfold, and unfolded where one of them did not hold."""
+        """The statement with its verdict, the cases in which it did not hold, and all of them to unfold."""
         state = "unknown" if not self.held else "held" if all(self.held) else "failed"
         verdict = (
             f'<h3>{escape(self.claim)}</h3><p><b class="verdict {state}">{escape(self.verdict)}</b> '
             f"<code>{escape(self.source)}</code></p>"
         )
-        if not self.rows:
-            return f'<div class="check">{verdict}</div>'
-        heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in [*self.columns, "held"])
+        failed = [i for i, held in enumerate(self.held) if not held]
+        every = f"<details><summary>All {len(self.rows)} cases</summary>{self._table(range(len(self.rows)))}</details>"
+        return f'<div class="check">{verdict}{self._table(failed) if failed else ""}{every if self.rows else ""}</div>'
+
+    def _table(self, which: Sequence[int]) -> str:
+        heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
         rows = "".join(
-            f"<tr{'' if held else ' class=own'}><th scope=row>{escape(row[0])}</th>"
-            + "".join(f"<td>{escape(value)}</td>" for value in [*row[1:], "yes" if held else "no"])
+            f"<tr{'' if self.held[i] else ' class=own'}><th scope=row>{escape(self.rows[i][0])}</th>"
+            + "".join(f"<td>{escape(value)}</td>" for value in self.rows[i][1:])
             + "</tr>"
-            for row, held in zip(self.rows, self.held, strict=True)
+            for i in which
         )
-        unfolded = " open" if state == "failed" else ""
         return (
-            f'<div class="check">{verdict}<details{unfolded}><summary>The {len(self.rows)} cases</summary><table>'
-            f'<caption class="unseen">{escape(self.claim)}</caption><thead><tr>{heads}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></details></div>"
+            f'<table><caption class="unseen">{escape(self.claim)}</caption><thead><tr>{heads}</tr></thead>'
+            f"<tbody>{rows}</tbody></table>"
         )
 
 

@@ -139,7 +139,7 @@ def _tell(
         typer.echo(f"{experiment.name:<24} {', '.join(experiment.labels)}")
     fitted = {method for each in experiments for method in each.methods if method in plan.FITS}
     keys = [
-        plan.key(model, "error", method, nfe, seed, counts)
+        plan.key(model, "fit", method, nfe, seed, counts)
         for model in models
         for method in fitted
         for nfe in plan.evaluations(method, counts.nfe)

@@ -16,7 +16,7 @@ from bespoke_solvers.paper.results import Results
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES = ("rmse", "psnr", "fid", "kid", "seconds", "iterations", "best_iteration", "reference_evaluations")
+FIGURES = ("rmse", "rmse_se", "psnr", "fid", "kid", "seconds", "iterations", "best_iteration", "reference_evaluations")
 FILES = {
     plan.RK1_VS_RK2: "rk1-vs-rk2",
     plan.AGAINST_NFE: "error-vs-nfe",
@@ -34,7 +34,7 @@ def write(results: Results, folder: Path, command: str) -> list[Path]:
     write_atomically(folder / "results.json", content.encode())
     drawn = dict(_drawn(results))
     for name, figure in drawn.items():
-        pictures.save(figure, folder / name, dpi=90)
+        pictures.save(figure, folder / name, dpi=90, colours=32)
     return [folder / name for name in ("report.html", "results.json", *drawn)]
 
 
@@ -43,7 +43,7 @@ def contents(results: Results, found: Sequence[Relation], command: str) -> dict[
     cells = [
         {name: record[name] for name in (*plan.KEY, *FIGURES) if name in record}
         for record in results.cells()
-        if record["measured"] in ("error", "fid", "model")
+        if record["measured"] in ("model", "fit", "error", "fid")
     ]
     statements = [
         {

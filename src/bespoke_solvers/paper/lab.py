@@ -1,5 +1,6 @@
 """The work: the cells of one model, computed where the store does not have them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,10 +13,11 @@ from bespoke_solvers import dedicated, families, fitting, gallery, pictures
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.description import describe
-from bespoke_solvers.evaluation import HeldOut, held_out
+from bespoke_solvers.evaluation import HeldOut, Quality, held_out
 from bespoke_solvers.families import BASES
 from bespoke_solvers.generic import TABLEAUS
 from bespoke_solvers.judge import Judge
+from bespoke_solvers.metrics import mse, psnr, rmse
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import BASELINES, FITS, RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.reference import solve
@@ -110,16 +112,17 @@ class Lab:
         return found
 
     def error(self, method: str, nfe: int) -> Record:
-        """RMSE and PSNR of a method, with the fit if it is fitted."""
-
-        def compute() -> Record:
-            fitted = self._fit(method, nfe) if method in FITS else {}
-            table = table_of(fitted) if fitted else self.table(method, nfe)
-            return self.report.quality(table, self.model).figures() | fitted
-
-        found = self.cell("error", method, nfe, compute)
+        """RMSE and PSNR of a method."""
+        found = self.cell("error", method, nfe, lambda: self.figures(self.table(method, nfe)))
         assert found is not None
         return found
+
+    def figures(self, table: Table) -> Record:
+        """RMSE and PSNR of a table on the reporting set, and the standard error of the first."""
+        x1, exact = self.report.sample(table, self.model), self.report.x1
+        spread = mse(x1, exact).sqrt().std().item() / math.sqrt(len(exact))
+        quality = Quality(rmse(x1, exact), psnr(x1, exact)).figures()
+        return quality | {"rmse_se": spread if math.isfinite(spread) else None}
 
     def fid(self, method: str, nfe: int, judge: Callable[[], Judge]) -> None:
         """FID and KID of a method whose samples are finite."""
@@ -131,12 +134,14 @@ class Lab:
         source = plan.source_of(method)
         if source is not None:
             other = self.others[source]
-            return transferred(table_of(other.error(RK2_BESPOKE, nfe)), other.model, self.model)
+            return transferred(other.table(RK2_BESPOKE, nfe), other.model, self.model)
         if method in FITS:
-            return table_of(self.error(method, nfe))
+            fitted = self.cell("fit", method, nfe, lambda: self.fit(method, nfe))
+            assert fitted is not None
+            return table_of(fitted)
         return dedicated.baseline(BASELINES[method], nfe, self.model)
 
-    def _fit(self, method: str, nfe: int) -> Record:
+    def fit(self, method: str, nfe: int) -> Record:
         """A fit as the record of its cell: what it gave, what it cost, and its course."""
         counts, (family, learn) = self.counts, FITS[method]
         options: dict[str, Any] = {}

@@ -64,7 +64,8 @@ def sections(results: Results, found: Sequence[Relation], command: str) -> list[
 
 def in_paper(experiment: Experiment, text: str) -> str:
     """A text, and where the paper has the experiment."""
-    return f"{text} In the paper: {', '.join(experiment.labels)}."
+    more = " and others" if len(experiment.labels) > 4 else ""
+    return f"{text} In the paper: {', '.join(experiment.labels[:4])}{more}."
 
 
 def headline(results: Results, found: Sequence[Relation]) -> Headline:
@@ -76,6 +77,9 @@ def headline(results: Results, found: Sequence[Relation]) -> Headline:
         f"The paper's experiments, measured again on {several}: of the {len(checked)} statements that could be "
         f"checked, {len(held)} held in every case."
     )
+    failed = [[case for case in relation.cases if not case.held] for relation in checked if relation not in held]
+    if close := sum(not any(case.clear for case in cases) for cases in failed):
+        sentence += f" Of the other {len(failed)}, {close} failed by no more than the noise of the figures."
     return Headline("In short", f"{len(held)} of {len(checked)} statements held", sentence, _in_words(results))
 
 
@@ -96,7 +100,8 @@ def checks(found: Sequence[Relation]) -> Checks:
     """Expected against got, with the figures of every case."""
     text = (
         "What the paper says of its solvers, and whether it held here. A statement holds if it holds in every case: "
-        "each model, each number of evaluations. The figures are RMSE, or FID where the statement says so."
+        "each model, each number of evaluations. The figures are RMSE, or FID where the statement says so; a case is "
+        "within the noise if its two figures differ by less than twice the standard error of their difference."
     )
     return Checks("Expected against got", text, [_check(relation) for relation in found if relation.cases])
 
@@ -107,9 +112,14 @@ def _check(relation: Relation) -> Check:
         [case.where, str(case.nfe), *(_figure(name, case.figures.get(name)) for name in names)]
         for case in relation.cases
     ]
-    verdict = f"{relation.verdict}: in {relation.held} of {len(relation.cases)} cases"
-    held = [case.held for case in relation.cases]
-    return Check(relation.claim, relation.label, verdict, ["model", "NFE", *names], rows, held)
+    count, failed = len(relation.cases), [case for case in relation.cases if not case.held]
+    verdict = f"{relation.verdict} in {len(failed)} of {count} cases" if failed else f"held in all {count} cases"
+    if close := sum(not case.clear for case in failed):
+        verdict += f", {'all' if close == len(failed) else close} within the noise"
+    return Check(
+        *(relation.claim, relation.label, verdict, ["model", "NFE", *names], rows),
+        [case.held for case in relation.cases],
+    )
 
 
 def _figure(name: str, value: float | None) -> str:
@@ -236,7 +246,8 @@ def provenance(results: Results, command: str) -> Provenance:
         "dates": _distinct(cell["date"] for cell in cells),
     }
     groups = {"Measured": measured} | {model: _facts(results.about(model)) for model in results.models}
-    return Provenance("Provenance", [command], groups)
+    commands = list(dict.fromkeys(cell["command"] for cell in cells))
+    return Provenance("Provenance", commands or [command], groups)
 
 
 def _facts(about: Record) -> dict[str, str]:

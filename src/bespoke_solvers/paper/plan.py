@@ -157,7 +157,7 @@ def budget(method: str, counts: Counts) -> str:
 
 def key(model: str, measured: str, method: str, nfe: int, seed: int, counts: Counts) -> dict[str, Any]:
     """The key of a cell."""
-    samples = counts.fid_samples if measured == "fid" else counts.samples
+    samples = {"fid": counts.fid_samples, "fit": counts.choose}.get(measured, counts.samples)
     return dict(
         zip(
             KEY,

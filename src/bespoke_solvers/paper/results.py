@@ -68,7 +68,7 @@ class Results:
     def fits(self, model: str, method: str = RK2_BESPOKE) -> Iterator[tuple[int, Record]]:
         """The fits of a method by NFE."""
         for nfe in plan.evaluations(method, self.counts.nfe):
-            found = self.record(model, "error", method, nfe)
+            found = self.record(model, "fit", method, nfe)
             if found is not None:
                 yield nfe, found
 
