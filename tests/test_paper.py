@@ -128,10 +128,10 @@ def test_what_was_not_measured_is_not_claimed(tmp_path):
 
 def test_our_fid_stands_beside_the_papers(tmp_path):
     solvers, cifar10 = printed_tables(given(tmp_path))
-    assert [f"{OT} (FM-OT)", 20, 2, 1.9, 100 * 2 / 1.9, 2.0] in cifar10.rows
+    assert [f"{OT} (FM-OT), RK2-Bespoke", 20, 2, 1.9, 100 * 2 / 1.9, 2.0] in cifar10.rows
     assert ["paper: CIFAR10, FM-OT", 20, 2.59, 2.57, 101, 0.6] in cifar10.rows
     assert ["paper: DEIS", 10, 4.17] in solvers.rows
-    assert f"{OT} (FM-OT)" in cifar10.highlight
+    assert f"{OT} (FM-OT), RK2-Bespoke" in cifar10.highlight
     assert "not measured" in printed_tables(given(tmp_path / "none", models=()))[0].text
 
 
@@ -166,6 +166,7 @@ def test_a_solver_transferred_across_paths_does_what_it_does_at_home(source, tar
         torch.testing.assert_close(moved.b, table.b)
 
 
+FEWER = ["--paths", "4", "--iterations", "2", "--choose", "4", "--samples", "4", "--batch-size", "4"]
 TINY = ["--nfe", "4", "--paths", "8", "--iterations", "4", "--choose", "8", "--samples", "12", "--batch-size", "8"]
 
 
@@ -313,9 +314,9 @@ def test_a_network_with_and_without_guidance(tmp_path, monkeypatch, short_fits):
         return torch.nn.functional.adaptive_avg_pool2d(pictures.float(), 1).flatten(1) / 64
 
     real = fid.statistics([torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8)], features, keep=64)
-    monkeypatch.setattr("bespoke_solvers.cli.paper.judge", lambda *_: Judge(real, features, 12, 0, 8))
-    options = ["--guidance", "2", "--real", tmp_path, "--fid-samples", "12", "--tolerance", "1e-2", "--device", "cpu"]
-    run(folder, *TINY, *options, "--iterations", "2", "--only", "tab:cifar10_a", "--out", tmp_path / "out")
+    monkeypatch.setattr("bespoke_solvers.cli.paper.judge", lambda *_: Judge(real, features, 4, 0, 4))
+    options = ["--guidance", "2", "--real", tmp_path, "--fid-samples", "4", "--tolerance", "1e-2", "--device", "cpu"]
+    run(folder, *TINY, *options, *FEWER, "--only", "tab:cifar10_a", "--out", tmp_path / "out")
     records = [json.loads(line) for several in lines(tmp_path / "out").values() for line in several]
     assert {record["model"] for record in records} == {"tiny", "tiny, guidance 2"}
     judged = {(r["model"], r["method"]) for r in records if r["measured"] == "fid"}

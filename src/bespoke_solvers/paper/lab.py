@@ -28,7 +28,7 @@ from bespoke_solvers.velocity import Model
 EXACT = "exact"
 PIXELS = 50_000  # of a model's sprites together: about 200 kB as PNG in base64
 SHOWN_AT = (8, 10, 20)  # the NFE of the paper's figures of samples
-PATHS_AT, PATHS_SHOWN = 10, 3
+PATHS_SHOWN = 3
 
 
 @dataclass
@@ -77,12 +77,12 @@ class Lab:
         if experiment is plan.TRANSFER:
             methods += [plan.transferred(name) for name in self.others if name != self.name]
         judge = self.judge if experiment.fid else None
-        if judge:
-            self.cell("fid", EXACT, 0, lambda: judge().exact(self.model, self.counts.tolerance))
         for nfe, method in self._jobs(methods):
             self.error(method, nfe)
             if judge:
                 self.fid(method, nfe, judge)
+        if judge:
+            self.cell("fid", EXACT, 0, lambda: judge().exact(self.model, self.counts.tolerance))
         if experiment is plan.SAMPLES:
             self.sprites(methods)
         if experiment is plan.PATHS:
@@ -191,9 +191,10 @@ class Lab:
     @torch.no_grad()
     def paths(self, methods: Sequence[str]) -> None:
         """The exact paths of some samples and those of the methods, in the plane of their principal components."""
-        nfe = PATHS_AT if PATHS_AT in self.counts.nfe else min(self.counts.nfe)
+        nfe = plan.paths_at(self.counts.nfe)
 
         def compute() -> Record:
+            assert nfe is not None
             few = self.bank.noise("report", self.seed, 0).first(PATHS_SHOWN)
             exact = solve(self.model, few, rtol=self.bank.rtol, atol=self.bank.atol)
             path = exact.at(torch.linspace(self.model.t_lo, 1, 60, dtype=torch.float64)).x
@@ -201,5 +202,5 @@ class Lab:
             runs = {m: list(states(self.table(m, nfe), u, few.x0))[:: TABLEAUS["midpoint"].stages] for m in methods}
             return {"planes": [pictures.in_plane(path[:, i], runs, i) for i in range(len(few.x0))]}
 
-        if self.about()["model_is"]["shape"] != [1]:
+        if nfe is not None and self.about()["model_is"]["shape"] != [1]:
             self.cell("paths", RK2_BESPOKE, nfe, compute)

@@ -49,7 +49,9 @@ class Counts(NamedTuple):
 
 
 FULL = Counts()
-QUICK = Counts(nfe=(8, 10, 20), paths=64, iterations=300, learning_rate=1e-2, choose=128, samples=256, fid_samples=1000)
+QUICK = Counts(
+    nfe=(8, 10, 20), paths=64, iterations=300, learning_rate=1e-2, choose=128, samples=1024, fid_samples=1000
+)
 
 
 class Experiment(NamedTuple):
@@ -130,6 +132,12 @@ def evaluations(method: str, nfe: Sequence[int]) -> list[int]:
         base = BASES.get(FITS[method].family)
         return [n for n in nfe if base is None or n % base.stages == 0]
     return [n for n in nfe if method not in BASELINES or dedicated.possible(BASELINES[method], n)]
+
+
+def paths_at(nfe: Sequence[int]) -> int | None:
+    """The evaluations of the sampling paths that are shown: the paper's 10, or the fewest there are."""
+    possible = evaluations(RK2_BESPOKE, nfe)
+    return 10 if 10 in possible else min(possible, default=None)
 
 
 def transferred(source: str) -> str:

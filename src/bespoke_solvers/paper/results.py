@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.paper import plan
-from bespoke_solvers.paper.lab import EXACT, PATHS_AT
+from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.solver import Solver
 
@@ -78,8 +78,8 @@ class Results:
 
     def planes(self, model: str) -> list[dict[str, list[list[float]]]]:
         """The sampling paths of some samples in their planes."""
-        at = PATHS_AT if PATHS_AT in self.counts.nfe else min(self.counts.nfe)
-        found = self.record(model, "paths", RK2_BESPOKE, at)
+        at = plan.paths_at(self.counts.nfe)
+        found = None if at is None else self.record(model, "paths", RK2_BESPOKE, at)
         return found["planes"] if found else []
 
     def cells(self) -> list[Record]:
@@ -87,4 +87,4 @@ class Results:
         return [record for model in self.models for record in self.store.of(model) if self._of_this_run(record)]
 
     def _of_this_run(self, record: Record) -> bool:
-        return record == self.record(record["model"], record["measured"], record["method"], record["nfe"])
+        return record is self.record(record["model"], record["measured"], record["method"], record["nfe"])
