@@ -57,8 +57,9 @@ class Lab:
     @cached_property
     def bank(self) -> Bank:
         """Its exact paths."""
-        tolerance = {"rtol": self.counts.tolerance, "atol": self.counts.tolerance}
-        return Bank(self.model, self.folder / plan.file_name(self.name), self.counts.batch_size, 16 * GIB, **tolerance)
+        tolerance, size = self.counts.tolerance, self.counts.batch_size
+        folder = self.folder / plan.file_name(f"{self.name} {tolerance:g} {size}")
+        return Bank(self.model, folder, size, 16 * GIB, rtol=tolerance, atol=tolerance)
 
     @cached_property
     def report(self) -> HeldOut:
@@ -147,7 +148,8 @@ class Lab:
         options: dict[str, Any] = {}
         if family in BASES:
             options = {"iterations": counts.iterations, "learning_rate": counts.learning_rate}
-        checkpoint = self.folder / f"{plan.file_name(self.name)}-{plan.file_name(method)}-{nfe}.checkpoint"
+        which = f"{self.name} {method} {nfe} NFE {plan.budget(method, counts)} seed {self.seed}"
+        checkpoint = self.folder / f"{plan.file_name(which)}.checkpoint"
         solver = fitting.fit(
             self.model,
             nfe=nfe,

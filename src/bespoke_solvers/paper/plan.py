@@ -157,7 +157,7 @@ def budget(method: str, counts: Counts) -> str:
         method = RK2_BESPOKE
     if method not in FITS:
         return ""
-    spent = f"{counts.paths} paths, {counts.choose} to choose by"
+    spent = f"{counts.paths} paths, {counts.batch_size} at a time, {counts.choose} to choose by"
     if FITS[method].family in BASES:
         spent += f", {counts.iterations} iterations at {counts.learning_rate:g}"
     return spent
