@@ -51,8 +51,9 @@ def given(folder, models=(OT, VP), changed=None, spread=None):
 
     for model in models:
         described = {"schedule": {"name": SCHEDULES[model]}, "shape": [1, 8, 8], "guidance": None}
-        facts = {"can_be_shown": True, "reference_evaluations": 90.0, "reference_error": 1e-5, "training": 100.0}
+        facts = {"can_be_shown": True, "reference_evaluations": 90.0, "reference_error": 1e-5}
         put(model, "model", "exact", 0, model_is=described, **facts)
+        put(model, "training", "exact", 0, seconds=100.0)
         put(model, "fid", "exact", 0, fid=1.9)
         own = ORDER | {plan.transferred(other): 4.5 for other in models if other != model}
         for method, figure in own.items():

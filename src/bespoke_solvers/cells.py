@@ -61,7 +61,8 @@ class Store:
                 file.write("\n" * cut + json.dumps(record, allow_nan=False) + "\n")
             self.records[values] = record
             measured = [f"{name} {record[name]:.5g}" for name in ("rmse", "fid", "seconds") if record.get(name)]
-            self.say(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {', '.join(measured) or 'no figures'}")
+            told = ", ".join(measured) or key.get("measured", "astray")
+            self.say(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {told}")
         return self.records[values]
 
     def of(self, model: str) -> Iterator[Record]:
