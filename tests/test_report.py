@@ -263,7 +263,7 @@ def test_large_pictures_are_fewer_and_smaller(monkeypatch):
     assert (fewer.count, size(fewer.exact)) == (9, (3 * 32, 3 * 32))
     assert smaller.count == 4
     assert size(smaller.exact) == size(smaller.cells[2].samples) == (2 * 50, 2 * 50)
-    assert "64 x 64, are shown at 50 x 50" in smaller.html()
+    assert "64 pixels high, are shown at 50 x 50" in smaller.html()
 
 
 def test_samples_astray_are_shown_and_told(tmp_path):

@@ -53,7 +53,7 @@ def sections(
     noise = held_out(bank, "report", comparison.seed, comparison.samples)
     return [
         headline(comparison, own),
-        gallery.viewer(bank.model, noise, tables, lambda *key: _quality(rows[key]), own[0]),
+        gallery.viewer(bank.model, noise, tables, lambda *key: quality(rows[key]), own[0]),
         curves(comparison, own),
         table(comparison, own),
         learned(solvers),
@@ -71,7 +71,7 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
     cost = comparison.reference_evaluations
     sentence = (
         f"{best['method']} takes {best['nfe']} evaluations of the model a sample, the exact ones took {cost:.0f}. "
-        f"From the same noise, its samples compare with the exact ones as follows: {_quality(best)}."
+        f"From the same noise, its samples compare with the exact ones as follows: {quality(best)}."
     )
     more = []
     rivals = [
@@ -81,13 +81,13 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
     ]
     if rivals:
         rival = min(rivals, key=lambda row: row["rmse"])
-        more.append(f"The best other method with {best['nfe']} evaluations, {rival['method']}: {_quality(rival)}.")
+        more.append(f"The best other method with {best['nfe']} evaluations, {rival['method']}: {quality(rival)}.")
     if "fid" in best and comparison.exact:
         exact = comparison.exact["fid"]
         more.append(f"Its FID is {best['fid']:.2f}; that of the exact samples is {exact:.2f}.")
     if others:
         cheaper = sorted(others, key=lambda row: row["nfe"])
-        more += [f"With {row['nfe']} evaluations, {_fewer(cost, row)}: {_quality(row)}." for row in cheaper]
+        more += [f"With {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}." for row in cheaper]
     return Headline("In short", f"{_fewer(cost, best)} evaluations", sentence, more)
 
 
@@ -97,7 +97,7 @@ def _fewer(cost: float, row: Mapping[str, Any]) -> str:
     return f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
 
 
-def _quality(row: Mapping[str, Any]) -> str:
+def quality(row: Mapping[str, Any]) -> str:
     """`RMSE 0.0123, PSNR 45.6 dB`."""
     if row["rmse"] is None or row["psnr"] is None:
         return "samples that are not finite"
@@ -155,10 +155,11 @@ def learned(solvers: Sequence[Solver]) -> Learned:
         "A solver is a table of numbers: y_k = a_k x0 + sum of b_kj u_j over j < k, and u_k = u(t_k, y_k), where u is "
         "the model; t = 0 is noise, t = 1 is data, y_n the sample."
     )
-    return Learned("What was learned", text, {f"{name_of(s)}, {s.nfe} NFE": _plots(s) for s in solvers})
+    return Learned("What was learned", text, {f"{name_of(s)}, {s.nfe} NFE": plots(s) for s in solvers})
 
 
-def _plots(solver: Solver) -> dict[str, Any]:
+def plots(solver: Solver) -> dict[str, Any]:
+    """What `Learned` shows of a solver."""
     t, a, b = (getattr(solver.table, name).tolist() for name in "tab")
     nodes = pictures.learned_transform(solver)
     if nodes is None:
@@ -217,7 +218,7 @@ def provenance(comparison: Comparison, bank: Bank, solvers: Sequence[Solver], na
         "versions": f"bespoke-solvers {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
     }
     described = {
-        key: textwrap.shorten(_text(value), 300, placeholder=" ...")
+        key: textwrap.shorten(in_text(value), 300, placeholder=" ...")
         for key, value in solvers[0].model.items()
         if key != "fingerprint" and value is not None
     }
@@ -228,19 +229,21 @@ def provenance(comparison: Comparison, bank: Bank, solvers: Sequence[Solver], na
 def _fits(solvers: Sequence[Solver]) -> dict[str, dict[str, str]]:
     """How the solvers were fitted: once what is common to all, then what is each one's own."""
     told = [[key for key in FITTED if solver.fit.get(key) is not None] for solver in solvers]
-    facts = [{key.replace("_", " "): _text(s.fit[key]) for key in keys} for s, keys in zip(solvers, told, strict=True)]
+    facts = [
+        {key.replace("_", " "): in_text(s.fit[key]) for key in keys} for s, keys in zip(solvers, told, strict=True)
+    ]
     common = {key: value for key, value in facts[0].items() if all(each.get(key) == value for each in facts)}
     own = [{key: value for key, value in each.items() if key not in common} for each in facts]
     names = [f"Fit of {name_of(s)}, {s.nfe} NFE" for s in solvers]
     return {"The fits": common} | dict(zip(names, own, strict=True))
 
 
-def _text(value: Any) -> str:
+def in_text(value: Any) -> str:
     """JSON in words: `VP, B 20.0, b 0.1`."""
     if isinstance(value, Mapping):
-        return ", ".join(_text(item) if key == "name" else f"{key} {_text(item)}" for key, item in value.items())
+        return ", ".join(in_text(item) if key == "name" else f"{key} {in_text(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(in_text, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,51 +21,71 @@ POINTS = 200
 TITLE = "Samples"
 
 
+class Layout(NamedTuple):
+    """How many samples are shown, in how many columns, and the size of a picture; points of the plane have none."""
+
+    shown: int
+    columns: int
+    size: tuple[int, int] | None
+
+
+def can_show(model: Model) -> bool:
+    """Whether its samples are pictures, or can be decoded to some, or are points of the plane."""
+    return model.decode is not None or model.shape == (2,) or pictures.is_picture(model.shape)
+
+
+def layout(model: Model, noise: HeldOut, several: int, pixels: int = PIXELS) -> Layout:
+    """What `several` sprites together leave room for: 16 pictures, or 9 or 4 where they are large, if need be smaller.
+
+    Points of the plane are numbers, and take less.
+    """
+    if model.decode is None and model.shape == (2,):
+        return Layout(min(POINTS, len(noise.x1)), 1, None)
+    _, _, height, width = model.pictures(noise.first(1).x1).shape
+    share = pixels // several
+    count = next((count for count in COUNTS if count * height * width <= share), COUNTS[-1])
+    smaller = min(1.0, math.sqrt(share / (count * height * width)))
+    count = min(count, len(noise.x1))
+    size = max(1, int(height * smaller)), max(1, int(width * smaller))
+    return Layout(count, max(1, round(count**0.5)), size)
+
+
+def drawn(model: Model, x: Tensor, layout: Layout) -> str | Points:
+    """Samples for a viewer: a sprite as a data URI, or points."""
+    return _points(x) if layout.size is None else _sprite(model.pictures(x), layout.size, layout.columns)
+
+
+def text_of(layout: Layout, height: int | None = None) -> str:
+    """What a reader must know of a viewer; height: of the pictures as they are."""
+    if layout.size is None:
+        return f"{layout.shown} points from the same noise, by the solver you choose and exact."
+    text = (
+        "The same noise, by the solver you choose and exact. Choose a solver, slide the number of evaluations; touch a "
+        "sample to see it alone. Differences below 1/255 of the range of colours are black."
+    )
+    if height is not None and layout.size[0] < height:
+        text += f" The pictures, {height} pixels high, are shown at {layout.size[0]} x {layout.size[1]}."
+    return text
+
+
 def viewer(
     model: Model, noise: HeldOut, tables: Mapping[str, Sequence[Table]], caption: Callable[[str, int], str], start: str
 ) -> Viewer | Note:
-    """The first samples of every table beside the exact ones; `caption(method, nfe)` says how good they are.
-
-    Pictures come as sprites: 16 of them, or 9 or 4 where they are large, made smaller where that is not enough. Points
-    of the plane come as numbers.
-    """
-    if model.decode is None and model.shape != (2,) and not pictures.is_picture(model.shape):
+    """The first samples of every table beside the exact ones; `caption(method, nfe)` says how good they are."""
+    if not can_show(model):
         shape = " x ".join(map(str, model.shape))
         return Note(
             TITLE, f"Samples of the shape {shape} are neither pictures nor points of the plane: none are shown."
         )
     several = {(name, table.nfe): table for name, tables_ in tables.items() for table in tables_}
-
-    def cells(shown: HeldOut, written: Callable[[Tensor], str | Points]) -> list[Cell]:
-        return [
-            Cell(name, nfe, written(shown.sample(table, model)), caption(name, nfe))
-            for (name, nfe), table in several.items()
-        ]
-
-    if model.decode is None and model.shape == (2,):
-        few = noise.first(POINTS)
-        text = f"{len(few.x1)} points from the same noise, by the solver you choose and exact."
-        return Viewer(TITLE, text, _points(few.x1), cells(few, _points), len(few.x1), 1, start)
-    decoded = model.pictures(noise.first(COUNTS[0]).x1)
-    share = PIXELS // (len(several) + 1)
-    _, _, height, width = decoded.shape
-    count = next((count for count in COUNTS if count * height * width <= share), COUNTS[-1])
-    few = noise.first(count)
-    smaller = min(1.0, math.sqrt(share / (count * height * width)))
-    size = max(1, int(height * smaller)), max(1, int(width * smaller))
-    columns = max(1, round(len(few.x1) ** 0.5))
-
-    def sprite(x: Tensor) -> str:
-        return _sprite(model.pictures(x), size, columns)
-
-    text = (
-        "The same noise, by the solver you choose and exact. Choose a solver, slide the number of evaluations; touch a "
-        "sample to see it alone. Differences below 1/255 of the range of colours are black."
-    )
-    if smaller < 1:
-        text += f" The pictures, {height} x {width}, are shown at {size[0]} x {size[1]}."
-    exact = _sprite(decoded[: len(few.x1)], size, columns)
-    return Viewer(TITLE, text, exact, cells(few, sprite), len(few.x1), columns, start)
+    found = layout(model, noise, len(several) + 1, PIXELS)
+    few = noise.first(found.shown)
+    cells = [
+        Cell(name, nfe, drawn(model, few.sample(table, model), found), caption(name, nfe))
+        for (name, nfe), table in several.items()
+    ]
+    height = None if found.size is None else model.pictures(few.first(1).x1).shape[-2]
+    return Viewer(TITLE, text_of(found, height), drawn(model, few.x1, found), cells, found.shown, found.columns, start)
 
 
 def _points(x: Float[Tensor, "b 2"]) -> Points:

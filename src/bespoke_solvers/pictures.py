@@ -32,10 +32,17 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a PNG in one go."""
+def save(figure: "Figure", path: str | os.PathLike[str], dpi: int = 150, colours: int | None = None) -> None:
+    """Write a PNG in one go; with few colours, a third as large."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
+    figure.savefig(buffer, format="png", dpi=dpi)
+    if colours is not None:
+        from PIL import Image
+
+        with Image.open(buffer) as image:
+            few = image.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+        buffer = io.BytesIO()
+        few.save(buffer, "PNG", optimize=True)
     write_atomically(path, buffer.getvalue())
 
 
@@ -169,6 +176,34 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
     return figure
 
 
+Panel = tuple[str, str, Mapping[str, Sequence[Sequence[float]]]]  # its title, what is measured, points by name
+
+
+def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str) -> "Figure":
+    """Rows of panels with curves of the same names, on a logarithmic scale; one legend."""
+    names = list(dict.fromkeys(name for row in panels for _, _, series in row for name in series))
+    others = [name for name in names if name != highlight]
+    figure = new_figure(3.7 * len(panels[0]) + 2.2, 3.2 * len(panels))
+    for row, line in zip(figure.subplots(len(panels), len(panels[0]), squeeze=False), panels, strict=True):
+        for axes, (title, y, series) in zip(row, line, strict=True):
+            for name, points in series.items():
+                own = name == highlight
+                i = 1 if own else 2 + others.index(name)
+                axes.plot(
+                    *zip(*points, strict=True),
+                    marker="*" if own else "osD^vP"[i % 6],
+                    markersize=10 if own else 4,
+                    linewidth=2 if own else 1.2,
+                    color=COLOURS[1] if own else COLOURS[i % len(COLOURS)] if i % len(COLOURS) != 1 else INK,
+                    label=name,
+                )
+            _style(axes, x, y, title)
+            _log_scale(axes)
+    found = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
 def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure":
     """Validation RMSE during fits (`Solver.fit`); between two ticks (a closed form, say) it was not measured."""
     figure = new_figure(5, 3.6)
@@ -228,28 +263,41 @@ def _slopes(axes: "Axes", r: list[float], values: list[float], slopes: list[floa
     axes.legend(fontsize=8, frameon=False)
 
 
-def paths_in_plane(
-    exact: Float[Tensor, "m b *shape"], runs: Mapping[str, Sequence[Tensor]], count: int = 3
-) -> "Figure":
-    """Sampling paths in the plane of their two principal components (the paper's Figure 1).
+Tracks = dict[str, list[list[float]]]  # points of the plane by the name of a path
 
-    `exact` holds points of the exact paths, `runs` the states of each solver one after another; `count` samples.
+
+def in_plane(exact: Float[Tensor, "m *shape"], runs: Mapping[str, Sequence[Tensor]], sample: int) -> Tracks:
+    """A sampling path and the states of each solver in the plane of their two principal components.
+
+    `exact` holds points of the exact path, `runs` the states of each solver for a batch, `sample` is the path's place.
     """
-    count = min(count, exact.shape[1])
-    figure = new_figure(3.4 * count, 3.6)
-    for i, axes in enumerate(figure.subplots(1, count, squeeze=False)[0]):
-        tracks = {"exact": exact[:, i].flatten(1)} | {
-            name: torch.stack([state[i].flatten() for state in states]) for name, states in runs.items()
-        }
-        points = torch.cat([*tracks.values()]).double().cpu()
-        centre = points.mean(0)
-        plane = torch.linalg.svd(points - centre, full_matrices=False).Vh[:2].T
+    tracks = {"exact": exact.flatten(1)} | {
+        name: torch.stack([state[sample].flatten() for state in states]) for name, states in runs.items()
+    }
+    points = torch.cat([*tracks.values()]).double().cpu()
+    centre = points.mean(0)
+    plane = torch.linalg.svd(points - centre, full_matrices=False).Vh[:2].T
+    flat = {name: ((track.double().cpu() - centre) @ plane).tolist() for name, track in tracks.items()}
+    return {name: [[round(value, 4) for value in point] for point in track] for name, track in flat.items()}
+
+
+def planes(several: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> "Figure":
+    """Sampling paths in their planes (the paper's Figure 1), a panel for each; the exact one is named `exact`."""
+    figure = new_figure(3.4 * len(several), 3.6)
+    for i, (axes, tracks) in enumerate(zip(figure.subplots(1, len(several), squeeze=False)[0], several, strict=True)):
         for (name, track), colour in zip(tracks.items(), (EXACT, COLOURS[0], COLOURS[1], *COLOURS[3:]), strict=False):
-            flat = ((track.double().cpu() - centre) @ plane).T.tolist()
-            axes.plot(*flat, color=colour, linewidth=1.4, marker=None if name == "exact" else ".", label=name)
-            axes.plot(flat[0][-1], flat[1][-1], marker="*", markersize=10, color=colour)
+            x, y = zip(*track, strict=True)
+            axes.plot(x, y, color=colour, linewidth=1.4, marker=None if name == "exact" else ".", label=name)
+            axes.plot(x[-1], y[-1], marker="*", markersize=10, color=colour)
         _style(axes, "first principal component", "second", f"sample {i}")
         axes.set(xticks=[], yticks=[])
         if i == 0:
             axes.legend(fontsize=7, frameon=False)
     return figure
+
+
+def paths_in_plane(
+    exact: Float[Tensor, "m b *shape"], runs: Mapping[str, Sequence[Tensor]], count: int = 3
+) -> "Figure":
+    """`planes` of the first `count` samples of a batch."""
+    return planes([in_plane(exact[:, i], runs, i) for i in range(min(count, exact.shape[1]))])

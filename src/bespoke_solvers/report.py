@@ -151,14 +151,83 @@ class Viewer(Section):
 
 @dataclass(frozen=True)
 class Learned(Section):
-    """What was learned, by the name of a solver: charts, weights (a matrix, row k, column j), its numbers as text."""
+    """Plots by the name of a solver: charts; weights (a matrix, row k, column j) and numbers as text, if there are any.
+
+    label: what the names are.
+    """
 
     text: str
     solvers: Mapping[str, Mapping[str, Any]]
+    label: str = "Solver"
 
     def html(self) -> str:
         """The text before the plots."""
         return f"<p>{escape(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A statement, where it was made, what came of it in words, and the cases in which it was checked.
+
+    held: for each row whether it held there; those where it did not stand out.
+    """
+
+    claim: str
+    source: str
+    verdict: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    held: Sequence[bool]
+
+    def html(self) -> str:
+        """The statement with its verdict, the cases in which it did not hold, and all of them to unfold."""
+        state = "unknown" if not self.held else "held" if all(self.held) else "failed"
+        verdict = (
+            f'<h3>{escape(self.claim)}</h3><p><b class="verdict {state}">{escape(self.verdict)}</b> '
+            f"<code>{escape(self.source)}</code></p>"
+        )
+        failed = [i for i, held in enumerate(self.held) if not held]
+        every = f"<details><summary>All {len(self.rows)} cases</summary>{self._table(range(len(self.rows)))}</details>"
+        return f'<div class="check">{verdict}{self._table(failed) if failed else ""}{every if self.rows else ""}</div>'
+
+    def _table(self, which: Sequence[int]) -> str:
+        heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
+        rows = "".join(
+            f"<tr{'' if self.held[i] else ' class=own'}><th scope=row>{escape(self.rows[i][0])}</th>"
+            + "".join(f"<td>{escape(value)}</td>" for value in self.rows[i][1:])
+            + "</tr>"
+            for i in which
+        )
+        return (
+            f'<table><caption class="unseen">{escape(self.claim)}</caption><thead><tr>{heads}</tr></thead>'
+            f"<tbody>{rows}</tbody></table>"
+        )
+
+
+@dataclass(frozen=True)
+class Checks(Section):
+    """Expected against got."""
+
+    text: str
+    checks: Sequence[Check]
+
+    def html(self) -> str:
+        """The whole section."""
+        return f"<p>{escape(self.text)}</p>" + "".join(check.html() for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Choice(Section):
+    """Sections of which a reader sees one at a time, chosen by its name; their own titles are not shown."""
+
+    parts: Mapping[str, Section]
+    label: str = "Model"
+
+    def html(self) -> str:
+        """All parts, one below the other, as they are without a script."""
+        return "".join(
+            f'<div class="part {type(part).__name__.lower()}">{part.html()}</div>' for part in self.parts.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -182,8 +251,6 @@ class Provenance(Section):
 def page(title: str, sections: Sequence[Section]) -> str:
     """The report as an HTML document."""
     script = _file("charts.js") + _file("viewer.js")
-    drawn = [asdict(section) if isinstance(section, Curves | Viewer | Learned) else {} for section in sections]
-    data = [{"kind": type(section).__name__, **fields} for section, fields in zip(sections, drawn, strict=True)]
     links = [f'<a href="#section-{i}">{escape(s.title)}</a>' for i, s in enumerate(sections) if s.title]
     body = "".join(
         f'<section id="section-{i}" class="{type(section).__name__.lower()}">'
@@ -196,9 +263,20 @@ def page(title: str, sections: Sequence[Section]) -> str:
         style=_file("page.css"),
         links="".join(links),
         body=body,
-        data=_json(data),
+        data=_json([_data(section) for section in sections]),
         script=script,
     )
+
+
+def _data(section: Section) -> dict[str, Any]:
+    """What the script needs to draw a section."""
+    fields: dict[str, Any] = {}
+    if isinstance(section, Choice):
+        parts = [{"name": name, **_data(part)} for name, part in section.parts.items()]
+        fields = {"label": section.label, "parts": parts}
+    elif isinstance(section, Curves | Viewer | Learned):
+        fields = asdict(section)
+    return {"kind": type(section).__name__, **fields}
 
 
 def significant(value: Number) -> str:

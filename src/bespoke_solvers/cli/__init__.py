@@ -10,7 +10,7 @@ import typer
 
 import bespoke_solvers
 from bespoke_solvers.bank import BankFullError
-from bespoke_solvers.cli import application, data, demo, eval, fit, pretrain, sample, show
+from bespoke_solvers.cli import application, data, demo, eval, fit, paper, pretrain, sample, show
 from bespoke_solvers.cli.common import command_line
 from bespoke_solvers.reference import NotSolvedError
 
@@ -40,7 +40,10 @@ def options(
     """Tiny custom ODE solvers for pre-trained diffusion and flow models."""
 
 
-for command in (demo.demo, fit.fit, sample.sample, eval.eval, show.show, data.data, pretrain.pretrain, application.app):
+for command in (
+    *(demo.demo, fit.fit, sample.sample, eval.eval, show.show, data.data, pretrain.pretrain, paper.paper),
+    application.app,
+):
     app.command()(command)
 
 

@@ -115,7 +115,7 @@ function draw(chart, width, look, { hidden = new Set(), cursor = null, tag = nul
   const lines = [...shown, ...Object.entries(chart.dotted)];
   const usable = ([, y]) => Number.isFinite(y) && (!chart.log || y > 0);
   const every = Object.values(chart.series).flat();
-  const [x0, x1] = range(every.map((point) => point[0]), false, 0.04);
+  const [x0, x1] = range([...every, ...Object.values(chart.dotted).flat()].map((point) => point[0]), false, 0.04);
   const [y0, y1] = range(lines.flatMap(([, points]) => points.map((point) => point[1])), chart.log);
   const scale = chart.log ? Math.log : (value) => value;
   const px = (x) => left + (x - x0) / (x1 - x0) * (width - left - right);
@@ -208,14 +208,14 @@ function curves(section, data) {
     body.append(html("tr", { class: data.highlight.includes(name) ? "own" : "" }, html("th", { scope: "row" }, button), ...cells));
     return cells;
   });
-  section.append(html("div", { class: "controls" }, labelled(html("span", {}, "Read off at NFE ", at), slider, "wide")), place, legend);
+  section.append(html("div", { class: "controls" }, labelled(html("span", {}, `Read off at ${data.charts[0].x}: `, at), slider, "wide")), place, legend);
   const one = canvasOf(data.charts, place, (chart, width) => draw(chart, width, look, {
     hidden, cursor, tag, over: (x, name) => { [cursor, tag] = [x, { x, name }]; redraw(); },
   }));
   function redraw() {
     one();
     slider.value = xs.indexOf(cursor);
-    slider.setAttribute("aria-valuetext", `${cursor} evaluations`);
+    slider.setAttribute("aria-valuetext", `${data.charts[0].x}: ${cursor}`);
     at.textContent = cursor;
     names.forEach((name, i) => data.charts.forEach((chart, j) => {
       const found = (chart.series[name] ?? []).find((point) => point[0] === cursor);
@@ -247,19 +247,21 @@ function weights(matrix) {
 }
 
 function learned(section, data) {
-  const look = (chart) => Object.fromEntries(Object.keys(chart.series).map((name) => [name, { colour: "var(--c0)", width: 2, dash: "none", mark: MARKS[0] }]));
   const names = Object.keys(data.solvers), place = html("div"), more = html("div");
   const select = options(html("select", { onchange: show }), names.map((name) => [name, name]));
-  section.append(html("div", { class: "controls" }, labelled("Solver", select)), place, more);
+  section.append(html("div", { class: "controls" }, labelled(data.label, select)), place, more);
   function show() {
     const { charts, weights: matrix, numbers } = data.solvers[select.value], inner = html("div", { class: "charts" });
+    const drawn = distinct(charts.flatMap((chart) => Object.keys(chart.series))), several = charts.some((chart) => Object.keys(chart.series).length > 1);
+    const look = several ? looks(drawn, drawn.slice(-1)) : Object.fromEntries(drawn.map((name) => [name, { colour: "var(--c0)", width: 2, dash: "none", mark: MARKS[0] }]));
     let tags = new Map();
     place.replaceChildren(inner);
-    canvasOf(charts, inner, (chart, width, redraw) => draw(chart, width, look(chart), {
+    canvasOf(charts, inner, (chart, width, redraw) => draw(chart, width, look, {
       tag: tags.get(chart), over: (x, name) => { tags = new Map([[chart, { x, name }]]); redraw(); },
     }));
     if (matrix) inner.append(weights(matrix));
-    more.replaceChildren(html("details", {}, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers)));
+    more.replaceChildren(...(several ? [html("ul", { class: "names" }, ...drawn.map((name) => html("li", {}, swatch(look[name]), name)))] : []),
+      ...(numbers ? [html("details", {}, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers))] : []));
   }
   select.value = names.at(-1);
   show();

@@ -108,6 +108,20 @@ function scatter(panels, data) {
 
 /* ---- the page ---- */
 
-const builders = { Curves: curves, Viewer: viewer, Learned: learned };
+/** One part at a time; a part is drawn when it is first seen. */
+function choice(section, data) {
+  const parts = [...section.querySelectorAll(":scope > .part")], drawn = new Set();
+  const select = options(html("select", { onchange: show }), data.parts.map((part, i) => [i, part.name]));
+  if (parts.length > 1) parts[0].before(html("div", { class: "controls" }, labelled(data.label, select)));
+  function show() {
+    const chosen = Number(select.value);
+    parts.forEach((part, i) => { part.hidden = i !== chosen; });
+    if (!drawn.has(chosen)) builders[data.parts[chosen].kind]?.(parts[chosen], data.parts[chosen]);
+    drawn.add(chosen);
+  }
+  show();
+}
+
+const builders = { Curves: curves, Viewer: viewer, Learned: learned, Choice: choice };
 JSON.parse(document.getElementById("data").textContent).forEach((data, i) => builders[data.kind]?.(document.getElementById(`section-${i}`), data));
 document.querySelectorAll("table.sortable").forEach(sortable);

@@ -1,0 +1,91 @@
+"""A store of measured cells: one JSON record in a line for each of them, found again by the fields of its key.
+
+A run asks for cells and computes those that are missing, so it may be interrupted and extended; tables, pictures and
+reports are drawn from the store alone.
+"""
+
+import datetime
+import json
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bespoke_solvers import __version__
+from bespoke_solvers.table import Table
+
+Record = dict[str, Any]
+
+
+class Store:
+    """The records of a folder, a file for each model; `key` names the fields that tell cells apart, `model` first.
+
+    command: what made the cells that are added, for their provenance. say: is told of each of them.
+    """
+
+    def __init__(
+        self, folder: Path, key: Sequence[str], command: str = "", say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.folder, self.key, self.command, self.say = folder, tuple(key), command, say
+        lines = (line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines())
+        self.records: dict[tuple[Any, ...], Record] = {}
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # of a run that was killed while it wrote
+                continue
+            self.records[self._values(record)] = record
+
+    def _values(self, key: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(key[name] for name in self.key)
+
+    def get(self, key: Mapping[str, Any]) -> Record | None:
+        """The record of a cell, if it is there."""
+        return self.records.get(self._values(key))
+
+    def cell(self, key: Mapping[str, Any], compute: Callable[[], Record | None]) -> Record | None:
+        """The record of a cell, computed if it is missing; None (and nothing kept) where there can be none."""
+        values = self._values(key)
+        if values not in self.records:
+            found = compute()
+            if found is None:
+                return None
+            record = dict(key) | found | circumstances(self.command)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{re.sub('[^A-Za-z0-9_.,=-]+', '-', str(values[0]))}.jsonl"
+            cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+            with path.open("a") as file:
+                file.write("\n" * cut + json.dumps(record, allow_nan=False) + "\n")
+            self.records[values] = record
+            measured = [f"{name} {record[name]:.5g}" for name in ("rmse", "fid", "seconds") if record.get(name)]
+            told = ", ".join(measured) or key.get("measured", "astray")
+            self.say(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {told}")
+        return self.records[values]
+
+    def of(self, model: str) -> Iterator[Record]:
+        """All records of a model."""
+        return (record for key, record in self.records.items() if key[0] == model)
+
+
+def table_of(record: Mapping[str, Any]) -> Table:
+    """The table of a fit's record."""
+    return Table(*(torch.tensor(record["table"][name], dtype=torch.float64) for name in "tab"))
+
+
+def circumstances(command: str) -> Record:
+    """By what, when, with which versions and on what a cell was measured."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "bespoke_solvers": __version__},
+        "device": device,
+    }
+
+
+def name_only(argument: str) -> str:
+    """An argument without the folders of this machine."""
+    return Path(argument).name if "/" in argument else argument

@@ -1,0 +1,110 @@
+"""The run's files: results.json and the figures as PNG, drawn from its cells alone."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bespoke_solvers import pictures
+from bespoke_solvers.files import write_atomically
+from bespoke_solvers.paper import page, plan
+from bespoke_solvers.paper.plan import RK2_BESPOKE, Experiment
+from bespoke_solvers.paper.relations import Relation, relations
+from bespoke_solvers.paper.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = ("rmse", "rmse_se", "psnr", "fid", "kid", "seconds", "iterations", "best_iteration", "reference_evaluations")
+FILES = {
+    plan.RK1_VS_RK2: "rk1-vs-rk2",
+    plan.AGAINST_NFE: "error-vs-nfe",
+    plan.AGAINST_EDM: "bespoke-vs-edm",
+    plan.ABLATION: "ablation",
+    plan.TRANSFER: "transfer",
+}
+
+
+def write(results: Results, folder: Path, command: str) -> list[Path]:
+    """Write report.html, results.json and the PNG figures; returns the files."""
+    found = relations(results)
+    write_atomically(folder / "report.html", page.report(results, found, command).encode())
+    content = json.dumps(_rounded(contents(results, found, command)), indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / "results.json", content.encode())
+    drawn = dict(_drawn(results))
+    for name, figure in drawn.items():
+        pictures.save(figure, folder / name, dpi=90, colours=32)
+    return [folder / name for name in ("report.html", "results.json", *drawn)]
+
+
+def contents(results: Results, found: Sequence[Relation], command: str) -> dict[str, Any]:
+    """What results.json holds: the figures of all cells, and the statements with their cases."""
+    cells = [
+        {name: record[name] for name in (*plan.KEY, *FIGURES) if name in record}
+        for record in results.cells()
+        if record["measured"] in ("model", "fit", "error", "fid")
+    ]
+    statements = [
+        {
+            "claim": relation.claim,
+            "label": relation.label,
+            "verdict": relation.verdict,
+            "cases": [{**vars(case), "figures": dict(case.figures)} for case in relation.cases],
+        }
+        for relation in found
+    ]
+    return {
+        "command": command,
+        "counts": results.counts._asdict(),
+        "seed": results.seed,
+        "models": {model: results.parameterisation(model) for model in results.models},
+        "statements": statements,
+        "cells": cells,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    """Five significant digits; None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+def _drawn(results: Results) -> "list[tuple[str, Figure]]":
+    found: list[tuple[str, Figure]] = []
+    for experiment in results.experiments:
+        if experiment in FILES and (figure := _curves(results, experiment)):
+            found.append((f"{FILES[experiment]}.png", figure))
+    for model in results.models:
+        name = plan.file_name(model)
+        if plan.ITERATIONS in results.experiments:
+            fits = {f"{nfe} NFE": record for nfe, record in results.fits(model)}
+            if fits:
+                found.append((f"{name}-iterations.png", pictures.errors_against_iterations(fits)))
+        if plan.THETA in results.experiments:
+            found += [(f"{name}-theta-{s.nfe}.png", pictures.transform(s)) for s in results.solvers(model)[:1]]
+        if plan.PATHS in results.experiments and (planes := results.planes(model)):
+            found.append((f"{name}-paths.png", pictures.planes(planes)))
+    return found
+
+
+def _curves(results: Results, experiment: Experiment) -> "Figure | None":
+    """RMSE against NFE, a panel for each model, and below it FID where it was measured."""
+    models = [model for model in results.models if results.applies(model, experiment)]
+    series = {
+        (model, figure): results.series(model, results.methods(model, experiment), figure)
+        for model in models
+        for figure in ("rmse", "fid")
+    }
+    rows = [figure for figure in ("rmse", "fid") if any(series[model, figure] for model in models)]
+    moved = any(map(plan.source_of, (name for found in series.values() for name in found)))
+    if not rows or (experiment is plan.TRANSFER and not moved):
+        return None
+    titles = {model: f"{model} ({results.parameterisation(model)})" for model in models}
+    grid = [[(titles[model], figure.upper(), series[model, figure]) for model in models] for figure in rows]
+    return pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)

@@ -1,0 +1,209 @@
+"""The work: the cells of one model, computed where the store does not have them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bespoke_solvers import dedicated, families, fitting, gallery, pictures
+from bespoke_solvers.bank import GIB, Bank
+from bespoke_solvers.cells import Record, Store, table_of
+from bespoke_solvers.description import describe
+from bespoke_solvers.evaluation import HeldOut, Quality, held_out
+from bespoke_solvers.families import BASES
+from bespoke_solvers.generic import TABLEAUS
+from bespoke_solvers.judge import Judge
+from bespoke_solvers.metrics import mse, psnr, rmse
+from bespoke_solvers.paper import plan
+from bespoke_solvers.paper.plan import BASELINES, FITS, RK2_BESPOKE, Counts, Experiment
+from bespoke_solvers.reference import solve
+from bespoke_solvers.table import Table, states
+from bespoke_solvers.transfer import transferred
+from bespoke_solvers.velocity import Model
+
+EXACT = "exact"
+PIXELS = 50_000  # of a model's sprites together: about 200 kB as PNG in base64
+SHOWN_AT = (8, 10, 20)  # the NFE of the paper's figures of samples
+PATHS_SHOWN = 3
+
+
+@dataclass
+class Lab:
+    """One model by its name in the cells, and what is needed to measure it; it is loaded when a cell is missing.
+
+    folder: for exact paths and for checkpoints of fits. training: the seconds that the model's training took, if known.
+    """
+
+    name: str
+    load: Callable[[], Model]
+    store: Store
+    counts: Counts
+    seed: int
+    folder: Path
+    judge: Callable[[], Judge] | None = None
+    training: float | None = None
+    progress: bool = False
+    others: Mapping[str, "Lab"] = field(default_factory=dict)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model itself."""
+        return self.load()
+
+    @cached_property
+    def bank(self) -> Bank:
+        """Its exact paths."""
+        tolerance, size = self.counts.tolerance, self.counts.batch_size
+        folder = self.folder / plan.file_name(f"{self.name} {tolerance:g} {size}")
+        return Bank(self.model, folder, size, 16 * GIB, rtol=tolerance, atol=tolerance)
+
+    @cached_property
+    def report(self) -> HeldOut:
+        """The samples that all figures are of."""
+        return held_out(self.bank, "report", self.seed, self.counts.samples, self.progress)
+
+    def cell(self, measured: str, method: str, nfe: int, compute: Callable[[], Record | None]) -> Record | None:
+        """A cell of this model."""
+        return self.store.cell(plan.key(self.name, measured, method, nfe, self.seed, self.counts), compute)
+
+    def measure(self, experiment: Experiment) -> None:
+        """All cells that an experiment needs, as far as it is for this model."""
+        if experiment.paths and self.about()["model_is"]["schedule"]["name"] not in experiment.paths:
+            return
+        methods = list(experiment.methods)
+        if experiment is plan.TRANSFER:
+            methods += [plan.transferred(name) for name in self.others if name != self.name]
+        judge = self.judge if experiment.fid else None
+        for nfe, method in self._jobs(methods):
+            self.error(method, nfe)
+            if judge:
+                self.fid(method, nfe, judge)
+        if judge:
+            self.cell("fid", EXACT, 0, lambda: judge().exact(self.model, self.counts.tolerance))
+        if experiment is plan.SAMPLES:
+            self.sprites(methods)
+        if experiment is plan.PATHS:
+            self.paths(methods)
+
+    def _jobs(self, methods: Sequence[str]) -> list[tuple[int, str]]:
+        """By NFE, so that an interrupted run has whole columns."""
+        return sorted((n, m) for m in methods for n in plan.evaluations(m, self.counts.nfe))
+
+    def about(self) -> Record:
+        """What the model is, and its exact samples: their cost and their own error."""
+
+        def compute() -> Record:
+            described = {name: value for name, value in describe(self.model).items() if name != "fingerprint"}
+            if len(described["schedule"].get("alphas_cumprod", ())) > 2:
+                described["schedule"]["alphas_cumprod"] = f"{len(described['schedule']['alphas_cumprod'])} numbers"
+            return {
+                "model_is": described,
+                "can_be_shown": gallery.can_show(self.model),
+                "reference_evaluations": self.report.evaluations,
+                "reference_error": self.report.own_error,
+            }
+
+        found = self.cell("model", EXACT, 0, compute)
+        if self.training is not None:
+            self.cell("training", EXACT, 0, lambda: {"seconds": self.training})
+        assert found is not None
+        return found
+
+    def error(self, method: str, nfe: int) -> Record:
+        """RMSE and PSNR of a method."""
+        found = self.cell("error", method, nfe, lambda: self.figures(self.table(method, nfe)))
+        assert found is not None
+        return found
+
+    def figures(self, table: Table) -> Record:
+        """RMSE and PSNR of a table on the reporting set, and the standard error of the first."""
+        x1, exact = self.report.sample(table, self.model), self.report.x1
+        spread = mse(x1, exact).sqrt().std().item() / math.sqrt(len(exact))
+        quality = Quality(rmse(x1, exact), psnr(x1, exact)).figures()
+        return quality | {"rmse_se": spread if math.isfinite(spread) else None}
+
+    def fid(self, method: str, nfe: int, judge: Callable[[], Judge]) -> None:
+        """FID and KID of a method whose samples are finite."""
+        if self.error(method, nfe)["rmse"] is not None:
+            self.cell("fid", method, nfe, lambda: judge().table(self.table(method, nfe), self.model))
+
+    def table(self, method: str, nfe: int) -> Table:
+        """The table of a method on this model."""
+        source = plan.source_of(method)
+        if source is not None:
+            other = self.others[source]
+            return transferred(other.table(RK2_BESPOKE, nfe), other.model, self.model)
+        if method in FITS:
+            fitted = self.cell("fit", method, nfe, lambda: self.fit(method, nfe))
+            assert fitted is not None
+            return table_of(fitted)
+        return dedicated.baseline(BASELINES[method], nfe, self.model)
+
+    def fit(self, method: str, nfe: int) -> Record:
+        """A fit as the record of its cell: what it gave, what it cost, and its course."""
+        counts, (family, learn) = self.counts, FITS[method]
+        options: dict[str, Any] = {}
+        if family in BASES:
+            options = {"iterations": counts.iterations, "learning_rate": counts.learning_rate}
+        which = f"{self.name} {method} {nfe} NFE {plan.budget(method, counts)} seed {self.seed}"
+        checkpoint = self.folder / f"{plan.file_name(which)}.checkpoint"
+        solver = fitting.fit(
+            self.model,
+            nfe=nfe,
+            family=families.make(family, nfe, learn, self.model.scales_noise),
+            seed=self.seed,
+            paths=counts.paths,
+            validation_paths=counts.choose,
+            bank=self.bank,
+            checkpoint=checkpoint,
+            progress=self.progress,
+            **options,
+        )
+        checkpoint.unlink(missing_ok=True)
+        course = solver.fit["history"]
+        return {
+            **{name: solver.fit[name] for name in ("objective", "iterations", "best_iteration", "seconds")},
+            "evaluations": solver.fit["evaluations"],
+            "history": [[i, None, None if error is None else float(f"{error:.4g}")] for i, _, error, *_ in course],
+            "family": solver.family,
+            "theta": solver.theta,
+            "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
+        }
+
+    def sprites(self, methods: Sequence[str]) -> None:
+        """The first samples of the methods beside the exact ones, as a viewer shows them."""
+        at = [n for n in self.counts.nfe if n in SHOWN_AT] or list(self.counts.nfe)
+        jobs = [(n, method) for n, method in self._jobs(methods) if n in at]
+        if not self.about()["can_be_shown"]:
+            return
+
+        def compute(table: Table | None) -> Record:
+            layout = gallery.layout(self.model, self.report, len(jobs) + 1, PIXELS)
+            few = self.report.first(layout.shown)
+            x = few.x1 if table is None else few.sample(table, self.model)
+            return layout._asdict() | {"pictures": gallery.drawn(self.model, x, layout)}
+
+        self.cell("samples", EXACT, 0, lambda: compute(None))
+        for nfe, method in jobs:
+            self.cell("samples", method, nfe, lambda method=method, nfe=nfe: compute(self.table(method, nfe)))  # type: ignore[misc]
+
+    @torch.no_grad()
+    def paths(self, methods: Sequence[str]) -> None:
+        """The exact paths of some samples and those of the methods, in the plane of their principal components."""
+        nfe = plan.paths_at(self.counts.nfe)
+
+        def compute() -> Record:
+            assert nfe is not None
+            few = self.bank.noise("report", self.seed, 0).first(PATHS_SHOWN)
+            exact = solve(self.model, few, rtol=self.bank.rtol, atol=self.bank.atol)
+            path = exact.at(torch.linspace(self.model.t_lo, 1, 60, dtype=torch.float64)).x
+            u = self.model.bind(few.condition)
+            runs = {m: list(states(self.table(m, nfe), u, few.x0))[:: TABLEAUS["midpoint"].stages] for m in methods}
+            return {"planes": [pictures.in_plane(path[:, i], runs, i) for i in range(len(few.x0))]}
+
+        if nfe is not None and self.about()["model_is"]["shape"] != [1]:
+            self.cell("paths", RK2_BESPOKE, nfe, compute)

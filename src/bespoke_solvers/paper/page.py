@@ -1,0 +1,269 @@
+"""The report of a run, drawn from its cells alone."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from bespoke_solvers import eval_report, gallery
+from bespoke_solvers.cells import Record
+from bespoke_solvers.eval_report import NFE
+from bespoke_solvers.paper import plan
+from bespoke_solvers.paper.lab import EXACT
+from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE, Experiment
+from bespoke_solvers.paper.printed import edm
+from bespoke_solvers.paper.relations import RATIO, Relation
+from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.tables import printed_tables
+from bespoke_solvers.report import (
+    Cell,
+    Chart,
+    Check,
+    Checks,
+    Choice,
+    Curves,
+    Headline,
+    Learned,
+    Provenance,
+    Section,
+    Viewer,
+    page,
+    significant,
+)
+
+TITLE = "The experiments of “Bespoke Solvers for Generative Flow Models”, measured again"
+TEXTS = {
+    plan.RK1_VS_RK2: "Euler's method, the midpoint method, and their Bespoke versions.",
+    plan.AGAINST_NFE: "RK2-Bespoke against solvers that are not fitted, and NS, this library's default.",
+    plan.AGAINST_EDM: "RK2-Bespoke against EDM's discretisation, which has an odd number of evaluations. The paper, on "
+    "EDM's own CIFAR10 model: "
+    + ", ".join(f"{name} FID {fid:.2f} with {nfe} NFE" for name, (nfe, fid) in edm().items())
+    + ".",
+    plan.ABLATION: "RK2-Bespoke with both learned, time alone (s = 1), and scale alone (t = r).",
+    plan.TRANSFER: "RK2-Bespoke fitted to this model, and fitted to the others and used on this one; between models "
+    "with different paths by Theorem 2.3.",
+}
+
+
+def report(results: Results, found: Sequence[Relation], command: str) -> str:
+    """The page as HTML; command: what was typed."""
+    return page(TITLE, sections(results, found, command))
+
+
+def sections(results: Results, found: Sequence[Relation], command: str) -> list[Section]:
+    """The headline, what was expected against what was got, the experiments, and how it was made."""
+    drawn: list[Section] = [headline(results, found), checks(found)]
+    makers: dict[Experiment, Callable[[Results], Section | None]] = {
+        plan.SAMPLES: samples,
+        plan.PATHS: paths,
+        plan.ITERATIONS: iterations,
+        plan.THETA: theta,
+        **{each: partial(curves, experiment=each) for each in TEXTS},
+    }
+    for experiment in results.experiments:
+        if experiment is plan.TABLES:
+            drawn += printed_tables(results)
+        elif (section := makers[experiment](results)) is not None:
+            drawn.append(section)
+    return [*drawn, provenance(results, command)]
+
+
+def in_paper(experiment: Experiment, text: str) -> str:
+    """A text, and where the paper has the experiment."""
+    more = " and others" if len(experiment.labels) > 4 else ""
+    return f"{text} In the paper: {', '.join(experiment.labels[:4])}{more}."
+
+
+def headline(results: Results, found: Sequence[Relation]) -> Headline:
+    """How many of the statements held, and what RK2-Bespoke does on each model."""
+    checked = [relation for relation in found if relation.cases]
+    held = [relation for relation in checked if relation.verdict == "held"]
+    if not checked:
+        sentence = "None of the paper's statements could be checked by the experiments that were asked for."
+        return Headline("In short", "Nothing to check", sentence, _in_words(results))
+    several = f"{len(results.models)} models" if len(results.models) > 1 else results.models[0]
+    sentence = (
+        f"The paper's experiments, measured again on {several}: of the {len(checked)} statements that could be "
+        f"checked, {len(held)} held in every case."
+    )
+    failed = [[case for case in relation.cases if not case.held] for relation in checked if relation not in held]
+    if close := sum(not any(case.clear for case in cases) for cases in failed):
+        sentence += f" Of the other {len(failed)}, {close} failed by no more than the noise of the figures."
+    return Headline("In short", f"{len(held)} of {len(checked)} statements held", sentence, _in_words(results))
+
+
+def _in_words(results: Results) -> list[str]:
+    """A sentence for each model: what the solvers reach with 10 evaluations, or with the fewest measured."""
+    lines = []
+    nfe = 10 if 10 in results.counts.nfe else min(results.counts.nfe)
+    for model in results.models:
+        values = {name: results.value(model, name, nfe) for name in (RK2_BESPOKE, NS, RK2)}
+        told = ", ".join(f"{name} {significant(value)}" for name, value in values.items() if value is not None)
+        if told:
+            path, exact = results.parameterisation(model), results.about(model)["reference_evaluations"]
+            lines.append(f"{model} ({path}), RMSE with {nfe} evaluations instead of {exact:.0f}: {told}.")
+    return lines
+
+
+def checks(found: Sequence[Relation]) -> Checks:
+    """Expected against got, with the figures of every case."""
+    text = (
+        "What the paper says of its solvers, and whether it held here. A statement holds if it holds in every case: "
+        "each model, each number of evaluations. The figures are RMSE, or FID where the statement says so; a case is "
+        "within the noise if its two figures differ by less than twice the standard error of their difference."
+    )
+    return Checks("Expected against got", text, [_check(relation) for relation in found if relation.cases])
+
+
+def _check(relation: Relation) -> Check:
+    names = list(dict.fromkeys(name for case in relation.cases for name in case.figures))
+    rows = [
+        [case.where, str(case.nfe), *(_figure(name, case.figures.get(name)) for name in names)]
+        for case in relation.cases
+    ]
+    count, failed = len(relation.cases), [case for case in relation.cases if not case.held]
+    verdict = f"{relation.verdict} in {len(failed)} of {count} cases" if failed else f"held in all {count} cases"
+    if close := sum(not case.clear for case in failed):
+        verdict += f", {'all' if close == len(failed) else close} within the noise"
+    return Check(
+        *(relation.claim, relation.label, verdict, ["model", "NFE", *names], rows),
+        [case.held for case in relation.cases],
+    )
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return "astray" if value == float("inf") else f"{value:.2f}" if name == RATIO else significant(value)
+
+
+def _choice(results: Results, experiment: Experiment, part: Callable[[str], Section | None]) -> Section | None:
+    """A part for each model that has one."""
+    parts = {model: part(model) for model in results.models if results.applies(model, experiment)}
+    there = {f"{m} ({results.parameterisation(m)})": section for m, section in parts.items() if section is not None}
+    return Choice(experiment.name, there) if there else None
+
+
+def curves(results: Results, experiment: Experiment) -> Section | None:
+    """RMSE, PSNR and, where it was measured, FID of an experiment's methods against NFE."""
+
+    def part(model: str) -> Section | None:
+        methods = results.methods(model, experiment)
+        rmse, psnr, fid = (results.series(model, methods, figure) for figure in ("rmse", "psnr", "fid"))
+        if experiment is plan.TRANSFER and not any(map(plan.source_of, rmse)):
+            return None
+        text = TEXTS[experiment]
+        charts = [Chart("RMSE", NFE, rmse, log=True), Chart("PSNR, dB", NFE, psnr, decimals=1)]
+        exact = results.record(model, "fid", EXACT, 0)
+        if fid and exact and experiment.fid:
+            ends = [point[0] for points in fid.values() for point in points]
+            dotted = {"exact samples": [[min(ends), exact["fid"]], [max(ends), exact["fid"]]]}
+            charts.append(Chart("FID", NFE, fid, dotted, log=True, decimals=2))
+            text += f" Dotted: the FID of exact samples, {exact['fid']:.2f}."
+        return Curves("", in_paper(experiment, text), charts, OWN) if rmse else None
+
+    return _choice(results, experiment, part)
+
+
+def samples(results: Results) -> Section | None:
+    """The viewer of each model's samples."""
+
+    def part(model: str) -> Section | None:
+        exact = results.record(model, "samples", EXACT, 0)
+        if exact is None:
+            return None
+        cells = []
+        for method in plan.SAMPLES.methods:
+            for nfe in plan.evaluations(method, results.counts.nfe):
+                shown = results.record(model, "samples", method, nfe)
+                row = results.record(model, "error", method, nfe)
+                if shown and row:
+                    cells.append(Cell(method, nfe, shown["pictures"], eval_report.quality(row)))
+        layout = gallery.Layout(*(exact[name] for name in gallery.Layout._fields))
+        text = in_paper(plan.SAMPLES, gallery.text_of(layout))
+        return Viewer("", text, exact["pictures"], cells, layout.shown, layout.columns, RK2_BESPOKE) if cells else None
+
+    return _choice(results, plan.SAMPLES, part)
+
+
+def paths(results: Results) -> Section | None:
+    """Sampling paths in the plane of their principal components."""
+    shown = {}
+    for model in results.models:
+        charts = [
+            Chart(
+                f"Sample {i + 1}",
+                "first principal component",
+                {name: track for name, track in tracks.items() if name != EXACT},
+                {EXACT: tracks[EXACT]},
+            )
+            for i, tracks in enumerate(results.planes(model))
+        ]
+        if charts:
+            shown[f"{model} ({results.parameterisation(model)})"] = {"charts": charts}
+    text = (
+        "The steps of RK2 and RK2-Bespoke from the same noise, and the exact path (dotted), in the plane of their two "
+        "principal components."
+    )
+    return Learned(plan.PATHS.name, in_paper(plan.PATHS, text), shown, "Model") if shown else None
+
+
+def iterations(results: Results) -> Section | None:
+    """RMSE on the choosing set during the fits."""
+
+    def part(model: str) -> Section | None:
+        fits = dict(results.fits(model))
+        series = {
+            f"n = {nfe // 2}, {nfe} NFE": [[i, error] for i, _, error in record["history"] if error is not None]
+            for nfe, record in fits.items()
+        }
+        text = (
+            f"RK2-Bespoke on the {results.counts.choose} samples by which its best iteration is chosen; at iteration 0 "
+            "it is RK2."
+        )
+        chart = Chart("RMSE", "iteration", series, log=True)
+        return Curves("", in_paper(plan.ITERATIONS, text), [chart]) if series else None
+
+    return _choice(results, plan.ITERATIONS, part)
+
+
+def theta(results: Results) -> Section | None:
+    """The learned time and scale of RK2-Bespoke."""
+    shown = {
+        f"{model}, {solver.nfe} NFE": eval_report.plots(solver)
+        for model in results.models
+        for solver in results.solvers(model)
+    }
+    text = "Time t_r and scale s_r of RK2-Bespoke at its nodes r, with their slopes, and the table that they make."
+    return Learned(plan.THETA.name, in_paper(plan.THETA, text), shown) if shown else None
+
+
+def provenance(results: Results, command: str) -> Provenance:
+    """What one needs to know to repeat or to doubt the figures."""
+    counts, cells = results.counts, results.cells()
+    measured = {
+        "samples": f"{counts.samples:,} from noise that no fit and no choice has seen, seed {results.seed}",
+        "fits": f"RK1- and RK2-Bespoke: the paper's loss, Adam, {counts.iterations:,} iterations at "
+        f"{counts.learning_rate:g} on {counts.paths:,} paths that are kept; the iteration with the lowest RMSE on "
+        f"{counts.choose:,} further samples (the paper: new paths each time, the iteration with the best FID for FID)",
+        NS: f"the library's default: a non-stationary table, fitted to the ends of the same {counts.paths:,} paths",
+        "exact samples": f"dopri5, tolerance {counts.tolerance:g}",
+        **({"samples for FID": f"{counts.fid_samples:,}"} if any("fid" in cell for cell in cells) else {}),
+        "on": _distinct(cell["device"] for cell in cells),
+        "with": _distinct(
+            ", ".join(f"{name.replace('_', '-')} {version}" for name, version in cell["versions"].items())
+            for cell in cells
+        ),
+        "dates": _distinct(cell["date"] for cell in cells),
+    }
+    groups = {"Measured": measured} | {model: _facts(results.about(model)) for model in results.models}
+    commands = list(dict.fromkeys(cell["command"] for cell in cells))
+    return Provenance("Provenance", commands or [command], groups)
+
+
+def _facts(about: Record) -> dict[str, str]:
+    facts = {name: eval_report.in_text(value) for name, value in about["model_is"].items() if value is not None}
+    cost, error = about["reference_evaluations"], about["reference_error"]
+    return facts | {"exact samples": f"{cost:.0f} evaluations each, exact to RMSE {error:.0e}"}
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(values))

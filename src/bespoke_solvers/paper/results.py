@@ -1,0 +1,90 @@
+"""What the store says: the cells of a run, by model, method and NFE."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bespoke_solvers.cells import Record, Store, table_of
+from bespoke_solvers.paper import plan
+from bespoke_solvers.paper.lab import EXACT
+from bespoke_solvers.paper.plan import RK2_BESPOKE, Counts, Experiment
+from bespoke_solvers.solver import Solver
+
+PARAMETERISATIONS = {"CondOT": "FM-OT", "Cosine": "FM/v-CS", "VP": "eps-VP", "DiscreteVP": "eps-VP", "EDM": "EDM"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The cells of some models at given counts; what was not measured is not there."""
+
+    store: Store
+    models: Sequence[str]
+    experiments: Sequence[Experiment]
+    counts: Counts
+    seed: int
+
+    def record(self, model: str, measured: str, method: str, nfe: int) -> Record | None:
+        """A cell, if it was measured."""
+        return self.store.get(plan.key(model, measured, method, nfe, self.seed, self.counts))
+
+    def about(self, model: str) -> Record:
+        """What the model is, and its exact samples."""
+        found = self.record(model, "model", EXACT, 0)
+        if found is None:
+            raise ValueError(f"there are no cells of {model} with these counts and this seed; measure them first")
+        return found
+
+    def parameterisation(self, model: str) -> str:
+        """FM-OT, FM/v-CS or eps-VP by the model's path; another path by its own name."""
+        name: str = self.about(model)["model_is"]["schedule"]["name"]
+        return PARAMETERISATIONS.get(name, name)
+
+    def value(self, model: str, method: str, nfe: int, figure: str = "rmse") -> float | None:
+        """A figure, infinite (a PSNR: minus that) where samples went astray; None where it was not measured."""
+        found = self.record(model, "fid" if figure in ("fid", "kid") else "error", method, nfe)
+        if found is None:
+            return None
+        value: float | None = found.get(figure)
+        return (float("-inf") if figure == "psnr" else float("inf")) if value is None else value
+
+    def series(self, model: str, methods: Sequence[str], figure: str) -> dict[str, list[list[float | int]]]:
+        """The finite figures of each method against NFE."""
+        found: dict[str, list[list[float | int]]] = {}
+        for method in methods:
+            for nfe in plan.evaluations(method, self.counts.nfe):
+                value = self.value(model, method, nfe, figure)
+                if value is not None and abs(value) < float("inf"):
+                    found.setdefault(method, []).append([nfe, value])
+        return found
+
+    def methods(self, model: str, experiment: Experiment) -> list[str]:
+        """The methods of an experiment, the solvers of other models among them where it is about those."""
+        others = [plan.transferred(name) for name in self.models if name != model]
+        return [*experiment.methods, *(others if experiment is plan.TRANSFER else [])]
+
+    def applies(self, model: str, experiment: Experiment) -> bool:
+        """Whether an experiment is for this model."""
+        return not experiment.paths or self.about(model)["model_is"]["schedule"]["name"] in experiment.paths
+
+    def fits(self, model: str, method: str = RK2_BESPOKE) -> Iterator[tuple[int, Record]]:
+        """The fits of a method by NFE."""
+        for nfe in plan.evaluations(method, self.counts.nfe):
+            found = self.record(model, "fit", method, nfe)
+            if found is not None:
+                yield nfe, found
+
+    def solvers(self, model: str, method: str = RK2_BESPOKE) -> list[Solver]:
+        """Those that came out of the fits of a method."""
+        return [Solver(table_of(found), found["family"], found["theta"]) for _, found in self.fits(model, method)]
+
+    def planes(self, model: str) -> list[dict[str, list[list[float]]]]:
+        """The sampling paths of some samples in their planes."""
+        at = plan.paths_at(self.counts.nfe)
+        found = None if at is None else self.record(model, "paths", RK2_BESPOKE, at)
+        return found["planes"] if found else []
+
+    def cells(self) -> list[Record]:
+        """All cells of these models, counts and seed."""
+        return [record for model in self.models for record in self.store.of(model) if self._of_this_run(record)]
+
+    def _of_this_run(self, record: Record) -> bool:
+        return record is self.record(record["model"], record["measured"], record["method"], record["nfe"])

@@ -1,0 +1,74 @@
+"""The paper's tables of FID with ours beside them."""
+
+from collections.abc import Sequence
+
+from bespoke_solvers.paper import plan, printed
+from bespoke_solvers.paper.lab import EXACT
+from bespoke_solvers.paper.plan import NS, RK2_BESPOKE
+from bespoke_solvers.paper.results import Results
+from bespoke_solvers.report import Column, Note, Section, Table
+
+IMAGENET = 64  # pixels of a side from which on pictures stand beside the paper's of ImageNet rather than of CIFAR10
+Row = list[str | float | int | None]
+
+COLUMNS = (
+    Column("Model"),
+    Column("NFE", "d"),
+    Column("FID", ".2f"),
+    Column("Exact", ".2f", spare=True),
+    Column("% of it", ".0f"),
+    Column("% time", ".1f"),
+)
+
+
+def own(results: Results, models: Sequence[str], method: str = RK2_BESPOKE) -> list[Row]:
+    """A method's lines: model, NFE, FID, that of the exact samples, the share of it, the share of the training time."""
+    found: list[Row] = []
+    for model in models:
+        exact = results.record(model, "fid", EXACT, 0)
+        for nfe, fitted in results.fits(model, method):
+            fid = results.value(model, method, nfe, "fid")
+            if fid is None or exact is None:
+                continue
+            training = results.record(model, "training", EXACT, 0)
+            time = 100 * fitted["seconds"] / training["seconds"] if training else None
+            found.append(
+                [
+                    f"{model} ({results.parameterisation(model)}), {method}",
+                    nfe,
+                    fid,
+                    exact["fid"],
+                    100 * fid / exact["fid"],
+                    time,
+                ]
+            )
+    return found
+
+
+def printed_tables(results: Results) -> list[Section]:
+    """tab:cifar10_comprison, tab:cifar10_a and tab:imagenet_64_and_128; a note where no FID was measured."""
+    everything = [*own(results, results.models), *own(results, results.models, NS)]
+    if not everything:
+        text = "are of FID, which was not measured: it takes real pictures of the data (--real)."
+        return [Note(plan.TABLES.name, f"The paper's {', '.join(plan.TABLES.labels)} {text}")]
+    marked = list(dict.fromkeys(str(row[0]) for row in everything))
+    compared, cifar10, imagenet = plan.TABLES.labels
+    others: list[Row] = [[f"paper: {method}", nfe, fid] for method, nfe, fid in printed.comparison()]
+    text = f"FID of solvers and of distilled models on CIFAR10, from the paper's {compared}, and of ours here."
+    tables: list[Section] = [
+        Table("FID of solvers", text, COLUMNS[:3], [*(row[:3] for row in everything), *others], marked)
+    ]
+    large = [model for model in results.models if results.about(model)["model_is"]["shape"][-1] >= IMAGENET]
+    small = [model for model in results.models if model not in large]
+    for title, label, kept, models in (
+        ("FID of RK2-Bespoke", cifar10, "cifar10", small),
+        ("FID of RK2-Bespoke, ImageNet", imagenet, "imagenet", large),
+    ):
+        lines: list[Row] = [[f"paper: {line.data}, {line.model}", *line[2:]] for line in printed.bespoke(kept)]
+        text = (
+            "FID, that of exact samples, the one in percent of the other, and the time of the fit in percent of the "
+            f"model's training. Ours stand out; the others are those of the paper's {label}, of its own models."
+        )
+        if ours := own(results, models):
+            tables.append(Table(title, text, COLUMNS, [*ours, *lines], marked))
+    return tables
