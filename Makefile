@@ -2,7 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Two processes with one thread each: torch threads that compete for busy cores are many times slower than one.
 export OMP_NUM_THREADS := 1
-# Modules are compiled when they are imported: most never are, and to compile them all takes half of the install.
+# Modules are compiled when they are first imported, and kept: most never are, and to compile them all takes half of the
+# install.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: install demo test lint bench docs clean
