@@ -13,6 +13,7 @@ import bespoke_solvers
 from bespoke_solvers import comparison, data, fid, inception, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
+from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.reference import solve
@@ -149,7 +150,7 @@ def test_the_command(folder, tmp_path, monkeypatch):
     chosen = runner.invoke(app, ["fit", "toy:digits", *few, "--out", str(solver)])
     assert chosen.exit_code == 0, chosen.output
     ratings = bespoke_solvers.load(solver).fit["ratings"]
-    assert [iteration for iteration, _ in ratings] == [0, 21]
+    assert [iteration for iteration, _ in ratings] == [0, STEPS["closed-form"]]
     assert all(rating > 0 for _, rating in ratings)
     dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
     assert "on 8 samples for FID" in dry.output

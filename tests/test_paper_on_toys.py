@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 METHODS = ["euler", "midpoint", "rk1-bespoke, bound", "rk2-bespoke, bound"]
-SETTINGS = ["--samples", "1024", "--batch-size", "32", "--tolerance", "1e-5", "--validate-every", "100"]
+ADAM = ["--adam", "250", "--learning-rate", "1e-2", "--validate-every", "50"]
+SETTINGS = ["--samples", "512", "--paths", "128", "--batch-size", "32", "--tolerance", "1e-5", *ADAM]
 
 
 @pytest.mark.parametrize(

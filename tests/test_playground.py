@@ -133,6 +133,19 @@ def test_a_drawing_can_be_given_up_for_another():
     assert drawn(found, Choice("points", None, 6, samples=3)).panels[0].evaluations == 6
 
 
+def test_giving_up_is_no_fault_of_the_model():
+    """While a solver is compared with the model, too, where a model that fails is told what may be wrong with it."""
+
+    def velocity(t, x):
+        found.stop()
+        return POINTS.velocity(t, x)
+
+    model = dataclasses.replace(POINTS, velocity=velocity)
+    found = Playground(Loader(points=model), ["points"], {"s": [solver(POINTS, 4)]})
+    with pytest.raises(StoppedError):
+        next(found.draw(found.start("points")))
+
+
 def test_points_have_the_frame_of_the_exact_ones():
     found = Playground(Loader(points=POINTS), ["points"], {})
     start = found.start("points")

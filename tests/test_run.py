@@ -90,7 +90,7 @@ def test_a_checkpoint_of_another_chain_is_refused(model, bank, tmp_path):
     with pytest.raises(ValueError, match=r"another fit: objective closed-form \(here projection\)"):
         fit(model, bank, checkpoint=tmp_path / "c", **SMALL, objective="projection")
     start = baseline("euler", 3).on(model)
-    with pytest.raises(ValueError, match=r"another fit: .*start None"):
+    with pytest.raises(ValueError, match=r"another fit: .*start none"):
         fit(model, bank, checkpoint=tmp_path / "c", **SMALL, objective="endpoint", start=start)
 
 

@@ -105,7 +105,7 @@ def page(playground: Playground) -> Any:
                 for drawing in playground.draw(_choice(*values)):
                     yield as_html(drawing)
             except StoppedError:
-                return  # the next drawing follows
+                yield as_html(Drawing([], [], ["given up for another drawing"]))
             except Exception as error:
                 yield _failure(error)
 
@@ -122,8 +122,8 @@ def page(playground: Playground) -> Any:
         chosen = [model, solver, nfe, baseline, seed, samples, label, guidance]
         model.input(change_model, model, [label, samples, shown], **IN_TURN)
         solver.input(change_solver, solver, [nfe, guidance], **AT_ONCE)
-        asked = gr.on([button.click, seed.submit, blocks.load], playground.stop, None, None, **AT_ONCE)
-        asked.then(draw, chosen, shown, **IN_TURN)
+        gr.on([button.click, seed.submit], playground.stop, None, None, **AT_ONCE).then(draw, chosen, shown, **IN_TURN)
+        blocks.load(draw, chosen, shown, **IN_TURN)
     return blocks
 
 

@@ -46,7 +46,7 @@ class Choice:
     guidance: float | None = None
 
 
-class StoppedError(RuntimeError):
+class StoppedError(Exception):
     """A drawing was given up for another."""
 
 
