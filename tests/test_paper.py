@@ -165,8 +165,7 @@ def test_wins_within_the_noise_are_told_too(tmp_path):
     results = given(tmp_path, models=(OT,), spread=0.1)
     first, *_ = checks(relations(results)).checks
     assert first.verdict == "held in all 2 cases, 1 within the noise"
-    assert first.columns[-1] == "noise"
-    assert [row[-1] for row in first.rows] == ["", "within"]
+    assert [row[0] for row in first.rows] == [OT, f"{OT} (within the noise)"]
     assert "as independent" in checks(relations(results)).text
 
 

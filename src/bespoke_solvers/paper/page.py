@@ -122,19 +122,16 @@ def checks(found: Sequence[Relation]) -> Checks:
 
 def _check(relation: Relation) -> Check:
     names = list(dict.fromkeys(name for case in relation.cases for name in case.figures))
-    noisy = any(case.clear is False for case in relation.cases)
     rows = [
         [
-            case.where,
+            case.where + (" (within the noise)" if case.clear is False else ""),
             str(case.nfe),
             *(_figure(name, case.figures.get(name)) for name in names),
-            *(["within" if case.clear is False else ""] if noisy else []),
         ]
         for case in relation.cases
     ]
-    columns = ["model", "NFE", *names, *(["noise"] if noisy else [])]
     held = [case.held for case in relation.cases]
-    return Check(relation.claim, relation.label, _verdict(relation), columns, rows, held)
+    return Check(relation.claim, relation.label, _verdict(relation), ["model", "NFE", *names], rows, held)
 
 
 def _verdict(relation: Relation) -> str:
