@@ -9,7 +9,14 @@ from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.solver import Solver
 
-PARAMETERISATIONS = {"CondOT": "FM-OT", "Cosine": "FM/v-CS", "VP": "eps-VP", "DiscreteVP": "eps-VP", "EDM": "EDM"}
+FID_ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
+PARAMETERISATIONS = {  # the paper's names, by path and prediction
+    ("CondOT", "flow"): "FM-OT",
+    ("Cosine", "flow"): "FM/v-CS",
+    ("Cosine", "v"): "FM/v-CS",
+    ("VP", "epsilon"): "eps-VP",
+    ("DiscreteVP", "epsilon"): "eps-VP",
+}
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,27 @@ class Results:
         return found
 
     def parameterisation(self, model: str) -> str:
-        """FM-OT, FM/v-CS or eps-VP by the model's path; another path by its own name."""
-        name: str = self.about(model)["model_is"]["schedule"]["name"]
-        return PARAMETERISATIONS.get(name, name)
+        """FM-OT, FM/v-CS or eps-VP by the model's path and prediction; others by the names of these: `VP, flow`."""
+        described = self.about(model)["model_is"]
+        path, prediction = described["schedule"]["name"], described["prediction"]
+        return PARAMETERISATIONS.get((path, prediction), f"{path}, {prediction}")
 
     def value(self, model: str, method: str, nfe: int, figure: str = "rmse") -> float | None:
-        """A figure, infinite (a PSNR: minus that) where samples went astray; None where it was not measured."""
-        found = self.record(model, "fid" if figure in ("fid", "kid") else "error", method, nfe)
+        """A figure, infinite (a PSNR: minus that) where samples went astray; None where it was not measured.
+
+        Samples that went astray have no cell of FID: theirs is infinite where the model's FID is measured at all.
+        """
+        judged = figure in ("fid", "kid")
+        found = self.record(model, "fid" if judged else "error", method, nfe)
         if found is None:
-            return None
+            astray = judged and self.record(model, "fid", EXACT, 0) and self.value(model, method, nfe) == float("inf")
+            return float("inf") if astray else None
         value: float | None = found.get(figure)
         return (float("-inf") if figure == "psnr" else float("inf")) if value is None else value
+
+    def comparable(self, figure: str) -> Sequence[str]:
+        """The models of which a figure can be compared: none of FID where it is of too few samples."""
+        return self.models if figure != "fid" or self.counts.fid_samples >= FID_ENOUGH else []
 
     def series(self, model: str, methods: Sequence[str], figure: str) -> dict[str, list[list[float | int]]]:
         """The finite figures of each method against NFE."""

@@ -1,11 +1,12 @@
 """The paper's tables of FID with ours beside them."""
 
+import math
 from collections.abc import Sequence
 
 from bespoke_solvers.paper import plan, printed
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import NS, RK2_BESPOKE
-from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.results import FID_ENOUGH, Results
 from bespoke_solvers.report import Column, Note, Section, Table
 
 IMAGENET = 64  # pixels of a side from which on pictures stand beside the paper's of ImageNet rather than of CIFAR10
@@ -14,7 +15,7 @@ Row = list[str | float | int | None]
 COLUMNS = (
     Column("Model"),
     Column("NFE", "d"),
-    Column("FID", ".2f"),
+    Column("FID", ".2f", missing="astray"),
     Column("Exact", ".2f", spare=True),
     Column("% of it", ".0f"),
     Column("% time", ".1f"),
@@ -32,42 +33,46 @@ def own(results: Results, models: Sequence[str], method: str = RK2_BESPOKE) -> l
                 continue
             training = results.record(model, "training", EXACT, 0)
             time = 100 * fitted["seconds"] / training["seconds"] if training else None
-            found.append(
-                [
-                    f"{model} ({results.parameterisation(model)}), {method}",
-                    nfe,
-                    fid,
-                    exact["fid"],
-                    100 * fid / exact["fid"],
-                    time,
-                ]
-            )
+            name = f"{model} ({results.parameterisation(model)}), {method}"
+            figures = (fid, exact["fid"], 100 * fid / exact["fid"])
+            found.append([name, nfe, *(value if math.isfinite(value) else None for value in figures), time])
     return found
 
 
 def printed_tables(results: Results) -> list[Section]:
-    """tab:cifar10_comprison, tab:cifar10_a and tab:imagenet_64_and_128; a note where no FID was measured."""
+    """tab:cifar10_comprison, tab:cifar10_a and tab:imagenet_64_and_128; a note where there is no FID to compare."""
     everything = [*own(results, results.models), *own(results, results.models, NS)]
-    if not everything:
-        text = "are of FID, which was not measured: it takes real pictures of the data (--real)."
-        return [Note(plan.TABLES.name, f"The paper's {', '.join(plan.TABLES.labels)} {text}")]
+    count = f"{results.counts.fid_samples:,} samples"
+    if not everything or not results.comparable("fid"):
+        text = "which was not measured: it takes real pictures of the data (--real)."
+        if everything:
+            text = (
+                f"which here is of {count}. Its bias is then larger than what solvers differ by, so it does not stand "
+                f"beside the paper's, and no statement about FID is checked: that takes {FID_ENOUGH:,} (--fid-samples)."
+            )
+        return [Note(plan.TABLES.name, f"The paper's {', '.join(plan.TABLES.labels)} are of FID, {text}")]
     marked = list(dict.fromkeys(str(row[0]) for row in everything))
     compared, cifar10, imagenet = plan.TABLES.labels
     others: list[Row] = [[f"paper: {method}", nfe, fid] for method, nfe, fid in printed.comparison()]
-    text = f"FID of solvers and of distilled models on CIFAR10, from the paper's {compared}, and of ours here."
+    text = (
+        f"FID of solvers and of distilled models on CIFAR10, from the paper's {compared}, and of ours here, of {count} "
+        "on the data of the models named."
+    )
     tables: list[Section] = [
         Table("FID of solvers", text, COLUMNS[:3], [*(row[:3] for row in everything), *others], marked)
     ]
     large = [model for model in results.models if results.about(model)["model_is"]["shape"][-1] >= IMAGENET]
     small = [model for model in results.models if model not in large]
-    for title, label, kept, models in (
-        ("FID of RK2-Bespoke", cifar10, "cifar10", small),
-        ("FID of RK2-Bespoke, ImageNet", imagenet, "imagenet", large),
+    for title, label, kept, models, size in (
+        ("FID of RK2-Bespoke", cifar10, "cifar10", small, f"under {IMAGENET}"),
+        ("FID of RK2-Bespoke, ImageNet", imagenet, "imagenet", large, f"of {IMAGENET} or more"),
     ):
         lines: list[Row] = [[f"paper: {line.data}, {line.model}", *line[2:]] for line in printed.bespoke(kept)]
         text = (
-            "FID, that of exact samples, the one in percent of the other, and the time of the fit in percent of the "
-            f"model's training. Ours stand out; the others are those of the paper's {label}, of its own models."
+            f"FID of {count}, that of exact ones, the one in percent of the other, and the time of the fit in percent "
+            "of the model's training: its iterations, and the exact paths where it was the first fit of the model and "
+            f"solved them; not the choice of the best iteration. Ours stand out: all models {size} pixels a side, "
+            f"whatever their data. The others are those of the paper's {label}, of its own models."
         )
         if ours := own(results, models):
             tables.append(Table(title, text, COLUMNS, [*ours, *lines], marked))
