@@ -153,7 +153,7 @@ def test_the_papers_figures_agree_with_each_other():
     ("source", "target"), [("fm-ot", "vp"), ("vp", "fm-ot"), ("fm-ot", "fm-v-cs"), ("fm-v-cs", "edm"), ("vp", "vp")]
 )
 def test_a_solver_transferred_across_paths_does_what_it_does_at_home(source, target):
-    """Theorem 2.3, but for where the paths start: VP and EDM have no snr of 0."""
+    """Theorem 2.3; VP and EDM have no snr of 0, so there the steps are a little shorter."""
     here, there = (toy.digits(centres=20, schedule=toy.SCHEDULES[name]) for name in (source, target))
     table = baseline("midpoint", 24).on(here)
     moved = transferred(table, here, there)
@@ -162,7 +162,7 @@ def test_a_solver_transferred_across_paths_does_what_it_does_at_home(source, tar
         for one, model in ((table, here), (moved, there))
     )
     assert moved.nfe == 24
-    assert abs(found - own) < (1e-4 if {source, target} <= {"fm-ot", "fm-v-cs"} else 0.02)
+    assert abs(found - own) < (1e-4 if {source, target} <= {"fm-ot", "fm-v-cs"} else 5e-4)
     if source == target:
         torch.testing.assert_close(moved.b, table.b)
 
