@@ -53,7 +53,6 @@ def given(folder, models=(OT, VP), changed=None, spread=None):
         described = {"schedule": {"name": SCHEDULES[model]}, "shape": [1, 8, 8], "guidance": None}
         facts = {"can_be_shown": True, "reference_evaluations": 90.0, "reference_error": 1e-5}
         put(model, "model", "exact", 0, model_is=described, **facts)
-        put(model, "training", "exact", 0, seconds=100.0)
         put(model, "fid", "exact", 0, fid=1.9)
         own = ORDER | {plan.transferred(other): 4.5 for other in models if other != model}
         for method, figure in own.items():
@@ -62,7 +61,7 @@ def given(folder, models=(OT, VP), changed=None, spread=None):
                 put(model, "error", method, nfe, rmse=value, rmse_se=spread, psnr=30.0)
                 put(model, "fit", method, nfe, seconds=2.0)
                 put(model, "fid", method, nfe, fid=changed.get((model, method, nfe, "fid"), figure))
-    return Results(store, models, plan.EXPERIMENTS, COUNTS, 0)
+    return Results(store, models, plan.EXPERIMENTS, COUNTS, 0, training=dict.fromkeys(models, 100.0))
 
 
 def verdicts(results):
@@ -228,14 +227,15 @@ def test_an_interrupted_run_goes_on_where_it_stopped(reported):
 
 
 def test_what_is_there_is_not_computed_again(reported, monkeypatch, tmp_path):
-    """Not even the models are loaded; one experiment is drawn from the cells alone."""
+    """No path is solved; one experiment is drawn from the cells alone, without the models."""
     out, command, _ = reported
     before = lines(out)
-    monkeypatch.setattr("bespoke_solvers.cli.paper.resolve", lambda *_, **__: pytest.fail("a model was loaded"))
     with monkeypatch.context() as patch:
         patch.setattr(figures, "write", lambda *_: [])
+        patch.setattr("bespoke_solvers.paper.lab.Bank", lambda *_, **__: pytest.fail("a path was asked for"))
         run(*command)
     assert lines(out) == before
+    monkeypatch.setattr("bespoke_solvers.cli.paper.resolve", lambda *_, **__: pytest.fail("a model was loaded"))
     shutil.copytree(out / "cells", tmp_path / "cells")
     run(*command[:-1], tmp_path, "--draw", "--only", "fig_a:scale_*")
     drawn = sorted(file.name for file in tmp_path.iterdir() if file.is_file())
