@@ -62,7 +62,6 @@ def given(folder, models=(OT, VP, OTHER_OT), changed=None, spread=None, counts=C
         }
         facts = {"can_be_shown": True, "reference_evaluations": 90.0, "reference_error": 1e-5}
         put(model, "model", "exact", 0, model_is=described, **facts)
-        put(model, "training", "exact", 0, seconds=100.0)
         put(model, "fid", "exact", 0, fid=1.9)
         own = ORDER | {plan.transferred(other): 4.5 for other in models if other != model}
         for method, figure in own.items():
@@ -74,7 +73,7 @@ def given(folder, models=(OT, VP, OTHER_OT), changed=None, spread=None, counts=C
                 put(model, "fit", method, nfe, seconds=2.0)
                 if value is not None:
                     put(model, "fid", method, nfe, fid=changed.get((model, method, nfe, "fid"), figure))
-    return Results(store, models, plan.EXPERIMENTS, counts, 0)
+    return Results(store, models, plan.EXPERIMENTS, counts, 0, training=dict.fromkeys(models, 100.0))
 
 
 def relation_of(results, words):
@@ -247,7 +246,7 @@ def test_the_papers_figures_agree_with_each_other():
     ("source", "target"), [("fm-ot", "vp"), ("vp", "fm-ot"), ("fm-ot", "fm-v-cs"), ("fm-v-cs", "edm"), ("vp", "vp")]
 )
 def test_a_solver_transferred_across_paths_does_what_it_does_at_home(source, target):
-    """Theorem 2.3, but for where the paths start: VP and EDM have no snr of 0."""
+    """Theorem 2.3; VP and EDM have no snr of 0, so there the steps are a little shorter."""
     here, there = (toy.digits(centres=20, schedule=toy.SCHEDULES[name]) for name in (source, target))
     table = baseline("midpoint", 24).on(here)
     moved = transferred(table, here, there)
@@ -256,7 +255,7 @@ def test_a_solver_transferred_across_paths_does_what_it_does_at_home(source, tar
         for one, model in ((table, here), (moved, there))
     )
     assert moved.nfe == 24
-    assert abs(found - own) < (1e-4 if {source, target} <= {"fm-ot", "fm-v-cs"} else 0.02)
+    assert abs(found - own) < (1e-4 if {source, target} <= {"fm-ot", "fm-v-cs"} else 5e-4)
     if source == target:
         torch.testing.assert_close(moved.b, table.b)
 
@@ -322,14 +321,15 @@ def test_an_interrupted_run_goes_on_where_it_stopped(reported):
 
 
 def test_what_is_there_is_not_computed_again(reported, monkeypatch, tmp_path):
-    """Not even the models are loaded; one experiment is drawn from the cells alone."""
+    """No path is solved; one experiment is drawn from the cells alone, without the models."""
     out, command, _ = reported
     before = lines(out)
-    monkeypatch.setattr("bespoke_solvers.cli.paper.resolve", lambda *_, **__: pytest.fail("a model was loaded"))
     with monkeypatch.context() as patch:
         patch.setattr(figures, "write", lambda *_: [])
+        patch.setattr("bespoke_solvers.paper.lab.Bank", lambda *_, **__: pytest.fail("a path was asked for"))
         run(*command)
     assert lines(out) == before
+    monkeypatch.setattr("bespoke_solvers.cli.paper.resolve", lambda *_, **__: pytest.fail("a model was loaded"))
     shutil.copytree(out / "cells", tmp_path / "cells")
     run(*command[:-1], tmp_path, "--draw", "--only", "fig_a:scale_*")
     drawn = sorted(file.name for file in tmp_path.iterdir() if file.is_file())

@@ -30,14 +30,20 @@ class Store:
         self, folder: Path, key: Sequence[str], command: str = "", say: Callable[[str], None] = lambda line: None
     ) -> None:
         self.folder, self.key, self.command, self.say = folder, tuple(key), command, say
-        lines = (line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines())
         self.records: dict[tuple[Any, ...], Record] = {}
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:  # of a run that was killed while it wrote
-                continue
-            self.records[self._values(record)] = record
+        for file in sorted(folder.glob("*.jsonl")):
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:  # of a run that was killed while it wrote
+                    continue
+                if not isinstance(record, dict) or (missing := [name for name in self.key if name not in record]):
+                    got = f"has no {', '.join(missing)}" if isinstance(record, dict) else f"is {line[:40]}"
+                    raise ValueError(
+                        f"line {number} of {file} is no cell of this kind: it {got}; expected a record with "
+                        f"{', '.join(self.key)}. Remove the line, or give another folder"
+                    )
+                self.records[self._values(record)] = record
 
     def _values(self, key: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(key[name] for name in self.key)
@@ -60,14 +66,20 @@ class Store:
             with path.open("a") as file:
                 file.write("\n" * cut + json.dumps(record, allow_nan=False) + "\n")
             self.records[values] = record
-            measured = [f"{name} {record[name]:.5g}" for name in ("rmse", "fid", "seconds") if record.get(name)]
-            told = ", ".join(measured) or key.get("measured", "astray")
-            self.say(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {told}")
+            self.say(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {_in_words(record)}")
         return self.records[values]
 
     def of(self, model: str) -> Iterator[Record]:
         """All records of a model."""
         return (record for key, record in self.records.items() if key[0] == model)
+
+
+def _in_words(record: Record) -> str:
+    """The figures of a cell; one without any is told by what it is."""
+    if "rmse" in record and record["rmse"] is None:
+        return "astray"
+    figures = (f"{name} {record[name]:.5g}" for name in ("rmse", "fid", "seconds") if record.get(name) is not None)
+    return ", ".join(figures) or str(record.get("measured", "measured"))
 
 
 def table_of(record: Mapping[str, Any]) -> Table:

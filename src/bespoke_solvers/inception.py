@@ -228,7 +228,7 @@ def _cached() -> Path:
         try:
             torch.hub.download_url_to_file(URL, str(path), hash_prefix=FILE[-12:-4])
         except (OSError, RuntimeError) as error:
-            raise RuntimeError(
+            raise OSError(
                 f"the weights of Inception could not be downloaded ({error}); fetch {URL} elsewhere and put it at "
                 f"{path}, or give its place as weights"
             ) from error

@@ -1,6 +1,6 @@
 """bespoke paper."""
 
-import functools
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from bespoke_solvers.cells import Store, name_only
 from bespoke_solvers.cli.common import InceptionFile, Quiet, command_line, judge, numbers, output_folder
 from bespoke_solvers.models import resolve
 from bespoke_solvers.paper import figures, plan
-from bespoke_solvers.paper.lab import Lab
+from bespoke_solvers.paper.lab import EXACT, Lab, mark
 from bespoke_solvers.paper.plan import FULL, QUICK, Counts, Experiment
 from bespoke_solvers.paper.results import Results
 
@@ -51,6 +51,7 @@ def paper(
         typer.Option(help="MODEL=SECONDS that its training took, where its folder does not say; repeatable."),
     ] = None,
     bank: Annotated[Path | None, typer.Option(help="Folder of exact paths; by default OUT/bank.")] = None,
+    budget: Annotated[float, typer.Option(min=0.0, help="The most GiB that a model's exact paths may take.")] = 16.0,
     device: Annotated[str | None, typer.Option(help="For models in folders; the GPU, where there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
     draw: Annotated[bool, typer.Option("--draw", help="Measure nothing: draw what the cells in OUT say.")] = False,
@@ -68,47 +69,80 @@ def paper(
     }
     counts = (QUICK if quick else FULL)._replace(**{name: value for name, value in given.items() if value is not None})
     experiments = plan.chosen(only or [])
-    names = _names(model, guidance or [])
-    trained = _trained(training or [], names)
+    if min(counts.nfe) < 1:
+        raise ValueError(f"--nfe {nfe}: a sample takes 1 evaluation or more")
+    names = _names(model, guidance or [], draw)
+    trained = {label: seconds for label, (name, _) in names.items() if (seconds := _seconds(Path(name)))}
+    trained |= _trained(training or [], names)
     command = shlex.join(map(name_only, shlex.split(command_line.get())))
     store = Store(out / "cells", plan.KEY, command, say=lambda line: None if quiet else typer.echo(line, err=True))
     if dry_run:
         _tell(store, list(names), experiments, counts, seed, out)
         return
     output_folder(out)
+    known = {record["real"] for name in names for record in store.of(name) if record["measured"] == "fid"}
+    by = None
+    if real and (not draw or len(known) > 1):
+        by = judge(real, inception, counts.fid_samples, seed, counts.batch_size, "report")
+    elif len(known) > 1:
+        raise ValueError(
+            f"FID in {out} was measured to {len(known)} sets of pictures; say which by --real, --inception"
+        )
+    counts = counts._replace(real=mark(by) if by else next(iter(known), ""))
+    failed: list[str] = []
     if not draw:
         labs: dict[str, Lab] = {}
-        by = functools.cache(lambda: judge(real, inception, counts.fid_samples, seed, counts.batch_size, "report"))  # type: ignore[arg-type]
         for label, (name, scale) in names.items():
-            load = functools.partial(resolve, name, scale, device=device)
-            folder, seconds = bank or out / "bank", trained.get(label, _seconds(Path(name)))
+            resolved = resolve(name, scale, device=device)
             labs[label] = Lab(
-                label, load, store, counts, seed, folder, by if real else None, seconds, progress=not quiet, others=labs
+                label, resolved, store, counts, seed, bank or out / "bank", by, budget, progress=not quiet, others=labs
             )
         try:
-            for lab in labs.values():
-                lab.about()
-            for experiment in experiments:
-                for lab in labs.values():
-                    lab.measure(experiment)
+            failed = _measure(labs, experiments)
         except KeyboardInterrupt:
             typer.echo("\ninterrupted; give the same command again, and it goes on where it stopped", err=True)
             raise typer.Exit(130) from None
-    for file in figures.write(Results(store, list(names), experiments, counts, seed), out, command):
-        typer.echo(file)
+        names = {label: names[label] for label in labs}
+    if names:
+        results = Results(store, list(names), experiments, counts, seed, training=trained)
+        for file in figures.write(results, out, command):
+            typer.echo(file)
+    for line in failed:
+        typer.echo(f"failed: {line}", err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
-def _names(models: Sequence[str], guidance: Sequence[float]) -> dict[str, tuple[str, float | None]]:
-    """The models by the names that their cells have, each with its scale of guidance."""
+def _measure(labs: dict[str, Lab], experiments: Sequence[Experiment]) -> list[str]:
+    """Measure all cells; returns what failed, in words. Models whose exact samples fail are taken out of `labs`."""
+    every = dict(labs)
+    for label, lab in every.items():
+        with lab.going_on(EXACT, 0):
+            lab.about()
+        if lab.failed:
+            del labs[label]
+    for experiment in experiments:
+        for lab in labs.values():
+            lab.measure(experiment)
+    return [
+        f"{label}, {nfe} NFE, {method}: {why}"
+        for label, lab in every.items()
+        for (method, nfe), why in lab.failed.items()
+    ]
+
+
+def _names(models: Sequence[str], guidance: Sequence[float], draw: bool) -> dict[str, tuple[str, float | None]]:
+    """The models by the names that their cells have, each with its scale of guidance; to draw, folders may be gone."""
     found: dict[str, tuple[str, float | None]] = {}
-    if guidance and not any(Path(name).is_dir() for name in models):
+    folders = [name for name in models if Path(name).is_dir() or (draw and ("/" in name or ":" not in name))]
+    if guidance and not folders:
         raise ValueError(f"guidance {guidance[0]:g} is for models in diffusers' folders; {', '.join(models)} are none")
     for name in models:
-        label = Path(name).resolve().name if Path(name).is_dir() else name
-        if label in found:
-            raise ValueError(f"two models are called {label}; rename a folder, or name each model once")
+        label = Path(os.path.abspath(name)).name
+        if any(plan.file_name(label) == plan.file_name(other) for other in found):
+            raise ValueError(f"two models are called {label}, or alike in names of files; rename one, or name it once")
         found[label] = (name, None)
-        if Path(name).is_dir():
+        if name in folders:
             found |= {f"{label}, guidance {scale:g}": (name, scale) for scale in guidance}
     return found
 
@@ -134,7 +168,8 @@ def _tell(
 ) -> None:
     """What would be done."""
     for name, value in counts._asdict().items():
-        typer.echo(f"{name.replace('_', ' '):<14} {', '.join(map(str, value)) if name == 'nfe' else value}")
+        if name != "real":  # a mark that is made of the pictures themselves
+            typer.echo(f"{name.replace('_', ' '):<14} {', '.join(map(str, value)) if name == 'nfe' else value}")
     for experiment in experiments:
         typer.echo(f"{experiment.name:<24} {', '.join(experiment.labels)}")
     fitted = {method for each in experiments for method in each.methods if method in plan.FITS}

@@ -1,18 +1,22 @@
 """The work: the cells of one model, computed where the store does not have them."""
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
 from bespoke_solvers import dedicated, families, fitting, gallery, pictures
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cells import Record, Store, table_of
-from bespoke_solvers.description import describe
+from bespoke_solvers.description import describe, differences, in_words
 from bespoke_solvers.evaluation import HeldOut, Quality, held_out
 from bespoke_solvers.families import BASES
 from bespoke_solvers.generic import TABLEAUS
@@ -26,40 +30,48 @@ from bespoke_solvers.transfer import transferred
 from bespoke_solvers.velocity import Model
 
 EXACT = "exact"
-PIXELS = 50_000  # of a model's sprites together: about 200 kB as PNG in base64
 SHOWN_AT = (8, 10, 20)  # the NFE of the paper's figures of samples
+SPRITES = len(SHOWN_AT) * len(plan.SAMPLES.methods) + 1  # of a model, the exact samples among them
+PIXELS = SPRITES * 4 * 32 * 32  # of them together, four pictures of CIFAR10 each: about 200 kB as PNG in base64
 PATHS_SHOWN = 3
+FAILURES = (ValueError, OSError, RuntimeError)  # after which a run goes on with its other cells
 
 
 @dataclass
 class Lab:
-    """One model by its name in the cells, and what is needed to measure it; it is loaded when a cell is missing.
+    """One model by its name in the cells, and what is needed to measure it.
 
-    folder: for exact paths and for checkpoints of fits. training: the seconds that the model's training took, if known.
+    folder: for exact paths, of at most `budget` GiB, and for checkpoints of fits. failed: why cells could not be
+    measured, by method and NFE.
     """
 
     name: str
-    load: Callable[[], Model]
+    model: Model
     store: Store
     counts: Counts
     seed: int
     folder: Path
-    judge: Callable[[], Judge] | None = None
-    training: float | None = None
+    judge: Judge | None = None
+    budget: float = 16.0
     progress: bool = False
     others: Mapping[str, "Lab"] = field(default_factory=dict)
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    @cached_property
-    def model(self) -> Model:
-        """The model itself."""
-        return self.load()
+    def __post_init__(self) -> None:
+        """Refuse another model than that of the cells."""
+        described = _described(self.model)
+        for kept in self.store.of(self.name):
+            if kept["measured"] == "model" and (other := differences(_as_described(kept), described, 1e-3)):
+                listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
+                where = f"{self.name} in {self.store.folder}"
+                raise ValueError(f"the cells of {where} are of another model: {listed}; give another --out")
 
     @cached_property
     def bank(self) -> Bank:
         """Its exact paths."""
         tolerance, size = self.counts.tolerance, self.counts.batch_size
         folder = self.folder / plan.file_name(f"{self.name} {tolerance:g} {size}")
-        return Bank(self.model, folder, size, 16 * GIB, rtol=tolerance, atol=tolerance)
+        return Bank(self.model, folder, size, int(self.budget * GIB), rtol=tolerance, atol=tolerance)
 
     @cached_property
     def report(self) -> HeldOut:
@@ -79,15 +91,27 @@ class Lab:
             methods += [plan.transferred(name) for name in self.others if name != self.name]
         judge = self.judge if experiment.fid else None
         for nfe, method in self._jobs(methods):
-            self.error(method, nfe)
-            if judge:
-                self.fid(method, nfe, judge)
+            with self.going_on(method, nfe):
+                self.error(method, nfe)
+                if judge:
+                    self.fid(method, nfe, judge)
         if judge:
-            self.cell("fid", EXACT, 0, lambda: judge().exact(self.model, self.counts.tolerance))
+            with self.going_on(EXACT, 0):
+                self.cell("fid", EXACT, 0, lambda: judge.exact(self.model, self.counts.tolerance))
         if experiment is plan.SAMPLES:
             self.sprites(methods)
         if experiment is plan.PATHS:
             self.paths(methods)
+
+    @contextmanager
+    def going_on(self, method: str, nfe: int) -> Iterator[None]:
+        """What fails in here is told and kept, and the run goes on."""
+        try:
+            yield
+        except FAILURES as error:
+            if (method, nfe) not in self.failed:
+                self.failed[method, nfe] = " ".join(str(error).split())
+                self.store.say(f"{self.name}, {nfe} NFE, {method}: failed, {self.failed[method, nfe]}")
 
     def _jobs(self, methods: Sequence[str]) -> list[tuple[int, str]]:
         """By NFE, so that an interrupted run has whole columns."""
@@ -97,19 +121,17 @@ class Lab:
         """What the model is, and its exact samples: their cost and their own error."""
 
         def compute() -> Record:
-            described = {name: value for name, value in describe(self.model).items() if name != "fingerprint"}
-            if len(described["schedule"].get("alphas_cumprod", ())) > 2:
-                described["schedule"]["alphas_cumprod"] = f"{len(described['schedule']['alphas_cumprod'])} numbers"
+            described = _described(self.model)
+            fingerprint = described.pop("fingerprint")
             return {
                 "model_is": described,
+                "fingerprint": fingerprint,
                 "can_be_shown": gallery.can_show(self.model),
                 "reference_evaluations": self.report.evaluations,
                 "reference_error": self.report.own_error,
             }
 
         found = self.cell("model", EXACT, 0, compute)
-        if self.training is not None:
-            self.cell("training", EXACT, 0, lambda: {"seconds": self.training})
         assert found is not None
         return found
 
@@ -126,16 +148,18 @@ class Lab:
         quality = Quality(rmse(x1, exact), psnr(x1, exact)).figures()
         return quality | {"rmse_se": spread if math.isfinite(spread) else None}
 
-    def fid(self, method: str, nfe: int, judge: Callable[[], Judge]) -> None:
+    def fid(self, method: str, nfe: int, judge: Judge) -> None:
         """FID and KID of a method whose samples are finite."""
         if self.error(method, nfe)["rmse"] is not None:
-            self.cell("fid", method, nfe, lambda: judge().table(self.table(method, nfe), self.model))
+            self.cell("fid", method, nfe, lambda: judge.table(self.table(method, nfe), self.model))
 
     def table(self, method: str, nfe: int) -> Table:
         """The table of a method on this model."""
         source = plan.source_of(method)
         if source is not None:
             other = self.others[source]
+            with other.going_on(RK2_BESPOKE, nfe):  # where the fit fails, that is the other's failure, too
+                other.table(RK2_BESPOKE, nfe)
             return transferred(other.table(RK2_BESPOKE, nfe), other.model, self.model)
         if method in FITS:
             fitted = self.cell("fit", method, nfe, lambda: self.fit(method, nfe))
@@ -145,12 +169,19 @@ class Lab:
 
     def fit(self, method: str, nfe: int) -> Record:
         """A fit as the record of its cell: what it gave, what it cost, and its course."""
+        if (method, nfe) in self.failed:
+            raise RuntimeError(self.failed[method, nfe])
         counts, (family, learn) = self.counts, FITS[method]
         options: dict[str, Any] = {}
         if family in BASES:
             options = {"iterations": counts.iterations, "learning_rate": counts.learning_rate}
         which = f"{self.name} {method} {nfe} NFE {plan.budget(method, counts)} seed {self.seed}"
         checkpoint = self.folder / f"{plan.file_name(which)}.checkpoint"
+        started = time.monotonic()
+        batches = range(-(-counts.paths // counts.batch_size))
+        for index in tqdm(batches, desc="exact paths", unit="batch", disable=not self.progress):
+            self.bank.paths(self.seed, index)  # the fit itself would be content with those that the budget allows
+        solving = time.monotonic() - started
         solver = fitting.fit(
             self.model,
             nfe=nfe,
@@ -166,7 +197,8 @@ class Lab:
         checkpoint.unlink(missing_ok=True)
         course = solver.fit["history"]
         return {
-            **{name: solver.fit[name] for name in ("objective", "iterations", "best_iteration", "seconds")},
+            **{name: solver.fit[name] for name in ("objective", "iterations", "best_iteration")},
+            "seconds": round(solver.fit["seconds"] + solving, 1),
             "evaluations": solver.fit["evaluations"],
             "history": [[i, None, None if error is None else float(f"{error:.4g}")] for i, _, error, *_ in course],
             "family": solver.family,
@@ -175,21 +207,22 @@ class Lab:
         }
 
     def sprites(self, methods: Sequence[str]) -> None:
-        """The first samples of the methods beside the exact ones, as a viewer shows them."""
-        at = [n for n in self.counts.nfe if n in SHOWN_AT] or list(self.counts.nfe)
+        """The first samples of the methods beside the exact ones, as a viewer shows them: alike, whatever the NFE."""
+        at = [n for n in self.counts.nfe if n in SHOWN_AT] or self.counts.nfe[: len(SHOWN_AT)]
         jobs = [(n, method) for n, method in self._jobs(methods) if n in at]
         if not self.about()["can_be_shown"]:
             return
 
-        def compute(table: Table | None) -> Record:
-            layout = gallery.layout(self.model, self.report, len(jobs) + 1, PIXELS)
+        def compute(method: str, nfe: int) -> Record:
+            layout = gallery.layout(self.model, self.report, SPRITES, PIXELS)
             few = self.report.first(layout.shown)
-            x = few.x1 if table is None else few.sample(table, self.model)
-            return layout._asdict() | {"pictures": gallery.drawn(self.model, x, layout)}
+            x = few.x1 if method == EXACT else few.sample(self.table(method, nfe), self.model)
+            height = None if layout.size is None else self.model.pictures(x[:1]).shape[-2]
+            return layout._asdict() | {"height": height, "pictures": gallery.drawn(self.model, x, layout)}
 
-        self.cell("samples", EXACT, 0, lambda: compute(None))
-        for nfe, method in jobs:
-            self.cell("samples", method, nfe, lambda method=method, nfe=nfe: compute(self.table(method, nfe)))  # type: ignore[misc]
+        for nfe, method in [(0, EXACT), *jobs]:
+            with self.going_on(method, nfe):
+                self.cell("samples", method, nfe, partial(compute, method, nfe))
 
     @torch.no_grad()
     def paths(self, methods: Sequence[str]) -> None:
@@ -206,4 +239,27 @@ class Lab:
             return {"planes": [pictures.in_plane(path[:, i], runs, i) for i in range(len(few.x0))]}
 
         if nfe is not None and self.about()["model_is"]["shape"] != [1]:
-            self.cell("paths", RK2_BESPOKE, nfe, compute)
+            with self.going_on(RK2_BESPOKE, nfe):
+                self.cell("paths", RK2_BESPOKE, nfe, compute)
+
+
+def mark(judge: Judge) -> str:
+    """What tells real pictures, and the networks whose features they are compared by, apart in the keys of cells."""
+    found = hashlib.sha256(judge.real.mean.numpy().tobytes())
+    if isinstance(judge.features, torch.nn.Module):
+        for value in judge.features.state_dict().values():
+            found.update(value.cpu().numpy().tobytes())
+    return found.hexdigest()[:8]
+
+
+def _described(model: Model) -> dict[str, Any]:
+    """What the cells say of a model: long lists of numbers by their length, since the fingerprint knows them."""
+    described = describe(model)
+    if len(alphas := described["schedule"].get("alphas_cumprod", ())) > 2:
+        described["schedule"]["alphas_cumprod"] = f"{len(alphas)} numbers"
+    return described
+
+
+def _as_described(cell: Record) -> dict[str, Any]:
+    """The description in a model's cell, in which the fingerprint stands apart: it is not for readers."""
+    return {**cell["model_is"], "fingerprint": cell.get("fingerprint")}

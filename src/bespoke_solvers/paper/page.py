@@ -197,7 +197,7 @@ def samples(results: Results) -> Section | None:
                 if shown and row:
                     cells.append(Cell(method, nfe, shown["pictures"], eval_report.quality(row)))
         layout = gallery.Layout(*(exact[name] for name in gallery.Layout._fields))
-        text = in_paper(plan.SAMPLES, gallery.text_of(layout))
+        text = in_paper(plan.SAMPLES, gallery.text_of(layout, exact["height"]))
         return Viewer("", text, exact["pictures"], cells, layout.shown, layout.columns, RK2_BESPOKE) if cells else None
 
     return _choice(results, plan.SAMPLES, part)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bespoke_solvers import dedicated
 from bespoke_solvers.families import BASES, Learn
 
-KEY = ("model", "measured", "method", "nfe", "seed", "budget", "samples", "tolerance")
+KEY = ("model", "measured", "method", "nfe", "seed", "budget", "samples", "tolerance", "real")
 
 
 class Fit(NamedTuple):
@@ -35,7 +35,9 @@ EDM_NFE = 35  # at which EDM reaches the FID that the paper compares with
 
 class Counts(NamedTuple):
     """How much is spent: evaluations of a sample, paths to fit to, Adam's iterations and rate, samples to choose the
-    best iteration by, samples to report on and for FID; the tolerance of exact paths, and how many go together."""
+    best iteration by, samples to report on and for FID; the tolerance of exact paths, and how many go together.
+
+    real: the mark of the real pictures and of the Inception that FID is measured with (`lab.mark`)."""
 
     nfe: tuple[int, ...] = (8, 10, 16, 20)
     paths: int = 256
@@ -46,6 +48,7 @@ class Counts(NamedTuple):
     fid_samples: int = 50_000
     tolerance: float = 1e-5
     batch_size: int = 64
+    real: str = ""
 
 
 FULL = Counts()
@@ -166,15 +169,11 @@ def budget(method: str, counts: Counts) -> str:
 def key(model: str, measured: str, method: str, nfe: int, seed: int, counts: Counts) -> dict[str, Any]:
     """The key of a cell."""
     samples = {"fid": counts.fid_samples, "fit": counts.choose}.get(measured, counts.samples)
-    return dict(
-        zip(
-            KEY,
-            (model, measured, method, nfe, seed, budget(method, counts), samples, counts.tolerance),
-            strict=True,
-        )
-    )
+    real = counts.real if measured == "fid" else ""
+    values = (model, measured, method, nfe, seed, budget(method, counts), samples, counts.tolerance, real)
+    return dict(zip(KEY, values, strict=True))
 
 
 def file_name(name: str) -> str:
     """A name as that of a file."""
-    return re.sub("[^A-Za-z0-9_-]+", "-", name).strip("-")
+    return re.sub("[^A-Za-z0-9_.-]+", "-", name).strip("-")

@@ -1,7 +1,7 @@
 """What the store says: the cells of a run, by model, method and NFE."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.paper import plan
@@ -21,13 +21,17 @@ PARAMETERISATIONS = {  # the paper's names, by path and prediction
 
 @dataclass(frozen=True)
 class Results:
-    """The cells of some models at given counts; what was not measured is not there."""
+    """The cells of some models at given counts; what was not measured is not there.
+
+    training: the seconds that the training of models took, where that is known.
+    """
 
     store: Store
     models: Sequence[str]
     experiments: Sequence[Experiment]
     counts: Counts
     seed: int
+    training: Mapping[str, float] = field(default_factory=dict)
 
     def record(self, model: str, measured: str, method: str, nfe: int) -> Record | None:
         """A cell, if it was measured."""

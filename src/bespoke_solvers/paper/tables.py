@@ -31,8 +31,8 @@ def own(results: Results, models: Sequence[str], method: str = RK2_BESPOKE) -> l
             fid = results.value(model, method, nfe, "fid")
             if fid is None or exact is None:
                 continue
-            training = results.record(model, "training", EXACT, 0)
-            time = 100 * fitted["seconds"] / training["seconds"] if training else None
+            training = results.training.get(model)
+            time = 100 * fitted["seconds"] / training if training else None
             name = f"{model} ({results.parameterisation(model)}), {method}"
             figures = (fid, exact["fid"], 100 * fid / exact["fid"])
             found.append([name, nfe, *(value if math.isfinite(value) else None for value in figures), time])

@@ -1,0 +1,254 @@
+"""`bespoke paper`: what its cells belong to, and what it does when something is wrong."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from bespoke_solvers import fid, gallery, toy
+from bespoke_solvers.bank import GIB, Bank, BankFullError
+from bespoke_solvers.cells import Store
+from bespoke_solvers.cli import main
+from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.generic import baseline
+from bespoke_solvers.judge import Judge
+from bespoke_solvers.paper import figures, plan
+from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, mark
+from bespoke_solvers.paper.plan import FULL, RK2, RK2_BESPOKE, Experiment
+from bespoke_solvers.transfer import transferred
+from bespoke_solvers.velocity import Model
+
+KEY = ("model", "method", "nfe")
+COUNTS = FULL._replace(
+    nfe=(4,), paths=4, iterations=2, choose=4, samples=4, fid_samples=4, tolerance=1e-2, batch_size=4
+)
+TINY = [
+    *("--nfe", "4", "--paths", "4", "--iterations", "2", "--choose", "4", "--samples", "4", "--batch-size", "4"),
+    *("--tolerance", "1e-2", "--fid-samples", "4"),
+]
+
+
+@pytest.fixture(scope="module")
+def board():
+    return toy.checkerboard()
+
+
+def lab(folder, model, name="m", counts=COUNTS, **options):
+    return Lab(name, model, Store(folder / "cells", plan.KEY), counts, 0, folder / "bank", **options)
+
+
+def run(*arguments, code=0):
+    with pytest.raises(SystemExit) as end:
+        main(["paper", *map(str, arguments), "--quiet"])
+    assert end.value.code == code
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    run(*arguments, code=1)
+    return capsys.readouterr().err
+
+
+def forbid(monkeypatch, *names):
+    """What must not be reached."""
+    for name in names:
+        monkeypatch.setattr(name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+
+
+@pytest.mark.parametrize(("source", "target"), [("fm-ot", "vp"), ("fm-v-cs", "edm")])
+def test_a_transferred_solver_converges_on_a_path_that_starts_later(source, target):
+    """VP and EDM begin at an snr above 0: the source's table runs from that snr on."""
+    here, there = (toy.digits(centres=20, schedule=toy.SCHEDULES[name]) for name in (source, target))
+    moved = transferred(baseline("midpoint", 200).on(here), here, there)
+    assert held_out(Bank(there, batch_size=8), "report", 0, 8).quality(moved, there).rmse < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [('{"model": "m", "nfe": 3}', "it has no method;"), ("[1, 2]", r"it is \[1, 2\];")]
+)
+def test_a_line_that_is_no_cell_is_named(tmp_path, line, words):
+    (tmp_path / "m.jsonl").write_text(json.dumps({"model": "m", "method": "x", "nfe": 2}) + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=rf"line 2 of .*m\.jsonl is no cell .*{words} expected .* model, method, nfe"):
+        Store(tmp_path, KEY)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"rmse": None, "psnr": None}, "astray"),
+        ({"rmse": 0.0}, "rmse 0"),
+        ({"rmse": 0.25}, "rmse 0.25"),
+        ({"pictures": "..."}, "samples"),
+    ],
+)
+def test_what_is_told_of_a_cell(tmp_path, values, told):
+    heard = []
+    store = Store(tmp_path, (*KEY, "measured"), say=heard.append)
+    store.cell({"model": "m", "method": "x", "nfe": 2, "measured": "samples"}, lambda: values)
+    assert heard == [f"m, 2 NFE, x: {told}"]
+
+
+def test_the_cells_of_another_model_are_refused(tmp_path, board, capsys, monkeypatch):
+    """Also where the counts are others, and where nothing is left to measure."""
+    lab(tmp_path, board, "toy:checkerboard").about()
+    lab(tmp_path, toy.checkerboard(), "toy:checkerboard").about()
+    other = dataclasses.replace(board, velocity=lambda t, x: 1.01 * board.velocity(t, x))
+    with pytest.raises(ValueError, match=r"cells of toy:checkerboard in .* of another model: other weights .* --out"):
+        lab(tmp_path, other, "toy:checkerboard", COUNTS._replace(samples=8))
+    with pytest.raises(ValueError, match=r"another model: schedule .*CondOT.*Cosine"):
+        lab(tmp_path, toy.load("toy:checkerboard-fm-v-cs"), "toy:checkerboard")
+    monkeypatch.setattr("bespoke_solvers.cli.paper.resolve", lambda *_, **__: other)
+    forbid(monkeypatch, "bespoke_solvers.paper.figures.write", "bespoke_solvers.fitting.fit")
+    assert "of another model" in refused(capsys, "toy:checkerboard", *TINY, "--out", tmp_path)
+
+
+def features(pictures):
+    return pictures.float().mean((2, 3)) / 64
+
+
+def real(seed):
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    return fid.statistics([pictures], features, keep=64)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return toy.digits(centres=8)
+
+
+def test_fid_to_other_pictures_is_measured_again(tmp_path, digits, capsys):
+    experiment, found = Experiment("x", (), (RK2,), fid=True), []
+    for seed in (0, 1, 0):
+        judge = Judge(real(seed), features, 4, 0, 4)
+        one = lab(tmp_path, digits, "toy:digits", COUNTS._replace(real=mark(judge)), judge=judge)
+        one.measure(experiment)
+        assert not one.failed
+        found.append({record["real"]: record["fid"] for record in one.store.of("toy:digits") if "fid" in record})
+    assert [len(each) for each in found] == [1, 2, 2]
+    assert len(set(found[1].values())) == 2
+    told = refused(capsys, "toy:digits", *TINY, "--draw", "--out", tmp_path)
+    assert "was measured to 2 sets of pictures; say which by --real" in told
+
+
+def test_another_inception_has_another_mark():
+    networks = [torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(2)]
+    first, second = (mark(Judge(real(0), network, 4)) for network in networks)
+    assert first != second
+    assert first == mark(Judge(real(0), networks[0], 8))
+
+
+def test_sprites_are_alike_whatever_nfe_there_are(tmp_path, digits, monkeypatch):
+    """So that a run with more NFE adds to the viewer, which cuts all sprites as it cuts the exact one."""
+    monkeypatch.setattr("bespoke_solvers.paper.lab.PIXELS", PIXELS // 64)
+    for nfe in ((4,), (4, 8), (8, 10, 20)):
+        one = lab(tmp_path, digits, counts=COUNTS._replace(nfe=nfe))
+        one.about()
+        one.sprites((RK2,))
+    layouts = {(r["shown"], r["columns"], tuple(r["size"]), r["height"]) for r in one.store.of("m") if "pictures" in r}
+    assert layouts == {(4, 2, (4, 4), 8)}
+
+
+@pytest.mark.parametrize(("side", "size"), [(32, 32), (64, 32)])
+def test_pictures_of_32_pixels_are_shown_as_they_are(side, size):
+    model = Model(velocity=lambda t, x: -x, shape=(3, side, side), schedule=toy.SCHEDULES["fm-ot"])
+    found = gallery.layout(
+        model, held_out(Bank(model, batch_size=4, rtol=0.1, atol=0.1), "report", 0, 4), SPRITES, PIXELS
+    )
+    assert found.size == (size, size)
+    assert ("64 pixels high" in gallery.text_of(found, side)) == (side > size)
+
+
+def test_pictures_and_weights_for_fid_are_looked_for_first(tmp_path, capsys, monkeypatch):
+    forbid(monkeypatch, "bespoke_solvers.cli.paper.resolve", "bespoke_solvers.fitting.fit")
+    command = ["toy:digits", "--quick", "--out", tmp_path, "--real", tmp_path / "none.npz"]
+    told = refused(capsys, *command, "--inception", tmp_path / "none.pth")
+    assert "there is no file" in told
+    assert "none.pth" in told
+    monkeypatch.setattr("bespoke_solvers.inception.load", lambda *_: features)
+    assert "none.npz of statistics" in refused(capsys, *command)
+
+
+@pytest.fixture
+def drawn(tmp_path, board, monkeypatch):
+    """Draws without the models' folders; gives the results that would be written up."""
+    for name in ("tiny", "tiny, guidance 2"):
+        lab(tmp_path, board, name).about()
+    found = []
+    monkeypatch.setattr(figures, "write", lambda results, *_: found.append(results) or [])
+    forbid(monkeypatch, "bespoke_solvers.cli.paper.resolve")
+
+    def draw(*arguments):
+        run("gone/tiny/", "--guidance", "2", *TINY, "--draw", "--out", tmp_path, *arguments)
+        return found[-1]
+
+    return draw
+
+
+def test_drawing_needs_no_folders(drawn):
+    assert drawn().models == ["tiny", "tiny, guidance 2"]
+
+
+def test_the_time_of_training_can_be_corrected(drawn):
+    assert drawn("--training", "tiny=70").training == {"tiny": 70.0, "tiny, guidance 2": 70.0}
+    assert drawn("--training", "tiny=50").training["tiny"] == 50.0
+    assert drawn().training == {}
+
+
+def test_no_fit_to_fewer_paths_than_its_cell_says(tmp_path, board):
+    counts = COUNTS._replace(paths=8)
+    full = lab(tmp_path, board, counts=counts)
+    full.bank.paths(0, 0)
+    used = sum(file.stat().st_size for file in (tmp_path / "bank").rglob("*") if file.is_file())
+    small = lab(tmp_path, board, counts=counts, budget=1.5 * used / GIB)
+    with pytest.raises(BankFullError, match="exceeds the budget"):
+        small.table(RK2_BESPOKE, 4)
+    small.measure(Experiment("x", (), (RK2, RK2_BESPOKE)))
+    assert list(small.failed) == [(RK2_BESPOKE, 4)]
+    assert {record["method"] for record in small.store.of("m") if record["measured"] == "error"} == {RK2}
+
+
+def test_a_run_goes_on_when_a_fit_fails(tmp_path, capsys, monkeypatch):
+    """Each is tried once, also where another model wants its solver; what there is, is drawn."""
+    tried = []
+
+    def failing(model, **options):
+        tried.append(model)
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr("bespoke_solvers.fitting.fit", failing)
+    models = ["toy:checkerboard", "toy:checkerboard-fm-v-cs"]
+    told = refused(capsys, *models, *TINY, "--only", "fig_a:trans*", "--only", "fig:3_paths", "--out", tmp_path)
+    assert len(tried) == 2
+    for model in models:
+        assert f"failed: {model}, 4 NFE, RK2-Bespoke: no such luck" in told
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert {(cell["model"], cell["method"]) for cell in content["cells"] if "rmse" in cell} == {
+        (m, RK2) for m in models
+    }
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_a_model_without_exact_samples_is_left_out(tmp_path, capsys, monkeypatch):
+    about = Lab.about
+
+    def failing(self):
+        if self.name == "toy:checkerboard-vp":
+            raise RuntimeError("never finished")
+        return about(self)
+
+    monkeypatch.setattr(Lab, "about", failing)
+    monkeypatch.setattr(Lab, "measure", lambda self, experiment: None)
+    command = ["toy:checkerboard", "toy:checkerboard-vp", *TINY, "--only", "fig_a:scale_*", "--out", tmp_path]
+    assert "failed: toy:checkerboard-vp, 0 NFE, exact: never finished" in refused(capsys, *command)
+    assert list(json.loads((tmp_path / "results.json").read_text())["models"]) == ["toy:checkerboard"]
+
+
+def test_names_and_counts_are_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    forbid(monkeypatch, "bespoke_solvers.cli.paper.resolve")
+    assert "--nfe 0,8: a sample takes 1 evaluation or more" in refused(
+        capsys, "toy:checkerboard", "--nfe", "0,8", "--out", tmp_path
+    )
+    assert "two models are called a-b:f, or alike" in refused(capsys, "a-b-f", "a-b:f", "--out", tmp_path)
+    assert plan.file_name("a.b:f") != plan.file_name("a-b:f")
