@@ -11,12 +11,10 @@ from bespoke_solvers.bank import GIB, Bank, BankFullError
 from bespoke_solvers.cells import Store
 from bespoke_solvers.cli import main
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.generic import baseline
 from bespoke_solvers.judge import Judge
 from bespoke_solvers.paper import figures, plan
 from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, mark
 from bespoke_solvers.paper.plan import FULL, RK2, RK2_BESPOKE, Experiment
-from bespoke_solvers.transfer import transferred
 from bespoke_solvers.velocity import Model
 
 KEY = ("model", "method", "nfe")
@@ -54,14 +52,6 @@ def forbid(monkeypatch, *names):
     """What must not be reached."""
     for name in names:
         monkeypatch.setattr(name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
-
-
-@pytest.mark.parametrize(("source", "target"), [("fm-ot", "vp"), ("fm-v-cs", "edm")])
-def test_a_transferred_solver_converges_on_a_path_that_starts_later(source, target):
-    """VP and EDM begin at an snr above 0: the source's table runs from that snr on."""
-    here, there = (toy.digits(centres=20, schedule=toy.SCHEDULES[name]) for name in (source, target))
-    moved = transferred(baseline("midpoint", 200).on(here), here, there)
-    assert held_out(Bank(there, batch_size=8), "report", 0, 8).quality(moved, there).rmse < 2e-4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,226 @@
+"""What `bespoke paper` says of the paper's statements, from given cells."""
+
+import pytest
+
+from bespoke_solvers.cells import Store
+from bespoke_solvers.paper import plan, printed
+from bespoke_solvers.paper.page import checks, curves, headline
+from bespoke_solvers.paper.plan import (
+    DPM2,
+    EDM,
+    QUICK,
+    RK1,
+    RK1_BESPOKE,
+    RK2,
+    RK2_BESPOKE,
+    SCALE,
+    TIME,
+)
+from bespoke_solvers.paper.relations import relations
+from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.tables import printed_tables
+
+COUNTS = QUICK._replace(nfe=(8, 20), fid_samples=50_000)
+OT, VP, OTHER_OT, GUIDED = "own:ot", "own:vp", "own:other-ot", "own:guided"
+PATHS = {OT: "CondOT", VP: "VP", OTHER_OT: "CondOT", GUIDED: "CondOT"}
+ORDER = {RK1: 9, RK2: 6, DPM2: 5, RK1_BESPOKE: 7, SCALE: 4, TIME: 3, RK2_BESPOKE: 2, EDM: 2.5}  # as the paper says
+
+
+def given(folder, models=(OT, VP, OTHER_OT), changed=None, spread=None, counts=COUNTS):
+    """Results in which all that the paper says holds, but for the figures that are changed.
+
+    None: the samples went astray, and have no FID. "missing": not measured.
+    """
+    store = Store(folder, plan.KEY)
+    changed = changed or {}
+
+    def put(model, measured, method, nfe, **values):
+        store.cell(plan.key(model, measured, method, nfe, 0, counts), lambda: values)
+
+    for model in models:
+        described = {
+            "schedule": {"name": PATHS[model]},
+            "prediction": "epsilon" if model == VP else "flow",
+            "shape": [1, 16, 16] if model == OTHER_OT else [1, 8, 8],
+            "guidance": 2.0 if model == GUIDED else None,
+        }
+        facts = {"can_be_shown": True, "reference_evaluations": 90.0, "reference_error": 1e-5}
+        put(model, "model", "exact", 0, model_is=described, **facts)
+        put(model, "fid", "exact", 0, fid=1.9)
+        own = ORDER | {plan.transferred(other): 4.5 for other in models if other != model}
+        for method, figure in own.items():
+            for nfe in plan.evaluations(method, counts.nfe):
+                value = changed.get((model, method, nfe), figure / nfe)
+                if value == "missing":
+                    continue
+                put(model, "error", method, nfe, rmse=value, rmse_se=spread, psnr=30.0)
+                put(model, "fit", method, nfe, seconds=2.0)
+                if value is not None:
+                    put(model, "fid", method, nfe, fid=changed.get((model, method, nfe, "fid"), figure))
+    return Results(store, models, plan.EXPERIMENTS, counts, 0, training=dict.fromkeys(models, 100.0))
+
+
+def relation_of(results, words):
+    (found,) = (relation for relation in relations(results) if words in relation.claim)
+    return found
+
+
+def test_what_the_paper_says_holds_where_the_figures_say_so(tmp_path):
+    found = relations(given(tmp_path))
+    assert {relation.verdict for relation in found} == {"held"}
+    assert [len(relation.cases) for relation in found] == [6, 6, 6, 6, 6, 3, 4, 8, 2, 2, 6, 1, 2, 3]
+    ours = [relation.claim for relation in found if relation.label.startswith("ours")]
+    assert len(ours) == 3
+    assert "across paths" in ours[0]
+    assert all("one evaluation more" in claim for claim in ours[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "value"),
+    [
+        ("lower RMSE than RK2 at", (OT, RK2, 8), 0.01),
+        ("lower RMSE than RK1-Bespoke", (VP, RK1_BESPOKE, 20), 0.01),
+        ("RK2 has a lower RMSE than RK1", (VP, RK1, 20), 0.01),
+        ("lower RMSE than DPM-2", (OT, DPM2, 8), 0.01),
+        ("Time matters more", (OT, SCALE, 20), 0.01),
+        ("Scale helps", (OT, TIME, 8), 0.01),
+        ("transferred across paths", (OT, f"RK2-Bespoke of {VP}", 8), 1.0),
+        ("transferred across paths", (OT, f"RK2-Bespoke of {VP}", 8), 0.01),
+        ("on the same path", (OT, f"RK2-Bespoke of {OTHER_OT}", 8), 1.0),
+        ("on the same path", (OT, f"RK2-Bespoke of {OTHER_OT}", 8), 0.01),
+        ("similar RMSE", (VP, RK2_BESPOKE, 20), 0.21),
+        ("lower RMSE than EDM", (VP, EDM, 9), 0.01),
+        ("lower FID than RK2", (OT, RK2, 8, "fid"), 0.5),
+        ("lower FID than EDM", (VP, EDM, 21, "fid"), 0.5),
+        ("20 NFE has at most the FID of EDM with 35", (VP, EDM, 35, "fid"), 1.9),
+        ("FID of RK2-Bespoke is within", (VP, RK2_BESPOKE, 20, "fid"), 2.2),
+        ("lower RMSE than RK2 at", (OT, RK2_BESPOKE, 8), None),
+        ("lower FID than RK2", (OT, RK2_BESPOKE, 8), None),
+        ("lower FID than EDM", (VP, RK2_BESPOKE, 8), None),
+        ("20 NFE has at most the FID of EDM with 35", (VP, RK2_BESPOKE, 20), None),
+        ("FID of RK2-Bespoke is within", (VP, RK2_BESPOKE, 20), None),
+        ("similar RMSE", (VP, RK2_BESPOKE, 20), None),
+    ],
+)
+def test_a_statement_that_fails_is_said_to_fail(tmp_path, words, where, value):
+    """One figure on the wrong side is enough; the case is named. None: the samples went astray."""
+    relation = relation_of(given(tmp_path, changed={where: value}), words)
+    assert relation.verdict == "did not hold"
+    (case,) = (case for case in relation.cases if not case.held)
+    assert where[0] in case.where
+    assert case.nfe == {9: 8, 21: 20, 35: 20}.get(where[2], where[2])
+
+
+@pytest.mark.parametrize(("spread", "clear"), [(0.01, True), (0.1, False), (None, None)])
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ("lower RMSE than RK2 at", (OT, RK2, 8)),
+        ("lower RMSE than EDM", (VP, EDM, 9)),
+        ("transferred across paths", (VP, f"RK2-Bespoke of {OT}", 8)),
+    ],
+)
+def test_a_difference_within_the_noise_is_told(tmp_path, words, where, spread, clear):
+    """RK2-Bespoke 0.25, the other 0.2: the difference against twice its standard error, sqrt(2) spread."""
+    relation = relation_of(given(tmp_path, changed={where: 0.2}, spread=spread), words)
+    (case,) = (case for case in relation.cases if not case.held)
+    assert case.clear is clear
+
+
+def test_of_an_error_that_is_not_known_nothing_is_said(tmp_path):
+    """FID has none, nor has a ratio; samples that went astray are beyond all noise."""
+    results = given(tmp_path, changed={(OT, RK2, 8): None}, spread=0.001)
+    for words in ("lower FID than RK2", "FID of EDM with 35", "FID of RK2-Bespoke is within", "similar RMSE"):
+        assert {case.clear for case in relation_of(results, words).cases} == {None}
+    assert {case.clear for case in relation_of(results, "lower RMSE than RK2 at").cases} == {True}
+
+
+def test_where_fid_is_not_measured_samples_that_went_astray_have_none(tmp_path):
+    results = given(tmp_path, changed={(OT, RK2, 8): None, (OT, RK2_BESPOKE, 8): None})
+    measured = {key: record for key, record in results.store.records.items() if record["measured"] != "fid"}
+    results.store.records = measured
+    assert relation_of(results, "lower FID than RK2").verdict == "not measured"
+    assert relation_of(results, "lower RMSE than RK2").verdict == "did not hold"
+
+
+def test_wins_within_the_noise_are_told_too(tmp_path):
+    """RK2-Bespoke 0.25 and 0.1, RK2 0.75 and 0.3: twice the standard error of the difference is 0.28."""
+    results = given(tmp_path, models=(OT,), spread=0.1)
+    first, *_ = checks(relations(results)).checks
+    assert first.verdict == "held in all 2 cases, 1 within the noise"
+    assert [row[0] for row in first.rows] == [OT, f"{OT} (within the noise)"]
+    assert "as independent" in checks(relations(results)).text
+
+
+def test_cases_that_are_missing_are_told(tmp_path):
+    """Of 2 cases 1 is measured; statements of which nothing is are named."""
+    results = given(tmp_path, models=(OT,), changed={(OT, RK2, 20): "missing"})
+    found = relations(results)
+    assert (found[0].verdict, len(found[0].cases), found[0].missing) == ("held as far as measured", 1, 1)
+    section = checks(found)
+    assert section.checks[0].verdict == "held in all 1 cases measured (of 2)"
+    assert "for want of measurements or of samples: A solver transferred" in section.text
+    assert "3 held as far as measured" in headline(results, found).sentence
+
+
+def test_scale_is_not_expected_to_help_at_20(tmp_path):
+    assert relation_of(given(tmp_path, changed={(OT, TIME, 20): 0.01}), "Scale helps").verdict == "held"
+
+
+def test_what_was_not_measured_is_not_claimed(tmp_path):
+    found = relations(given(tmp_path, models=(OT,)))
+    missing = [relation.claim for relation in found if relation.verdict == "not measured"]
+    words = ("same path", "across paths", "similar", "lower RMSE than EDM", "FID of EDM with 35", "lower FID than EDM")
+    assert all(few in claim for few, claim in zip(words, missing, strict=True))
+
+
+def test_a_solver_is_not_expected_to_serve_another_guidance(tmp_path):
+    results = given(tmp_path, models=(OT, GUIDED))
+    assert not relation_of(results, "on the same path").cases
+    assert not relation_of(results, "across paths").cases
+
+
+def test_models_are_named_by_path_and_prediction(tmp_path):
+    results = given(tmp_path)
+    assert [results.parameterisation(model) for model in results.models] == ["FM-OT", "eps-VP", "FM-OT"]
+    results.about(VP)["model_is"]["prediction"] = "flow"
+    assert results.parameterisation(VP) == "VP, flow"
+
+
+def test_fid_of_few_samples_is_compared_with_nothing(tmp_path):
+    results = given(tmp_path, counts=COUNTS._replace(fid_samples=9_999))
+    assert {bool(relation.cases) for relation in relations(results) if "FID" in relation.claim} == {False}
+    (note,) = printed_tables(results)
+    assert "9,999 samples" in note.text
+    assert "FID is of 9,999 samples" in curves(results, plan.AGAINST_NFE).parts[f"{OT} (FM-OT)"].text
+
+
+def test_our_fid_stands_beside_the_papers(tmp_path):
+    solvers, cifar10 = printed_tables(given(tmp_path))
+    assert [f"{OT} (FM-OT), RK2-Bespoke", 20, 2, 1.9, 100 * 2 / 1.9, 2.0] in cifar10.rows
+    assert ["paper: CIFAR10, FM-OT", 20, 2.59, 2.57, 101, 0.6] in cifar10.rows
+    assert ["paper: DEIS", 10, 4.17] in solvers.rows
+    assert f"{OT} (FM-OT), RK2-Bespoke" in cifar10.highlight
+    assert "of 50,000 samples" in cifar10.text
+    assert "under 64 pixels a side, whatever their data" in cifar10.text
+    assert "not the choice of the best iteration" in cifar10.text
+    assert "not measured" in printed_tables(given(tmp_path / "none", models=()))[0].text
+
+
+def test_samples_that_went_astray_are_told_in_the_tables(tmp_path):
+    _, cifar10 = printed_tables(given(tmp_path, changed={(OT, RK2_BESPOKE, 20): None}))
+    assert [f"{OT} (FM-OT), RK2-Bespoke", 20, None, 1.9, None, 2.0] in cifar10.rows
+    assert ">astray<" in cifar10.html()
+
+
+def test_the_papers_figures_agree_with_each_other():
+    """FID in percent of the exact one's; the paper's own lines for eps-VP on ImageNet-64 do not."""
+    lines = [*printed.bespoke("cifar10"), *printed.bespoke("imagenet")]
+    assert len(lines) == 12 + 20
+    off = {(line.data, line.model) for line in lines if abs(100 * line.fid / line.exact_fid - line.percent) > 0.6}
+    assert off == {("ImageNet-64", "eps-VP")}
+    compared = {(f"RK2-Bespoke, {line.model}", line.nfe, line.fid) for line in printed.bespoke("cifar10")}
+    assert {row for row in printed.comparison() if "Bespoke" in row[0]} <= compared
+    (runner_up,) = sorted(fid for method, nfe, fid in printed.comparison() if nfe == 10 and "Bespoke" not in method)[:1]
+    assert 1 - 2.73 / runner_up == pytest.approx(0.34, abs=0.01)
+    assert 1 - printed.edm()["RK2-Bespoke"][0] / printed.edm()["EDM"][0] == pytest.approx(0.42, abs=0.01)
