@@ -40,11 +40,12 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=1e-5, help=f"of {EXACT}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="compile the network; samples must fill their batches")
     parser.add_argument("--frontier", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--store", type=Path, default=Path("bench/results/fid"))
     options = parser.parse_args()
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
-    model = load(options.model, options.models, options.device)
+    model = load(options.model, options.models, options.device, compiled=options.compile)
     features = inception.load(options.weights, options.device)
     judge = Judge(
         real_pictures(options.real, features), features, options.samples, options.seed, batch_size=options.batch_size

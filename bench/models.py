@@ -21,8 +21,8 @@ def full_precision(name: str) -> str:
     return base if variant in HALF else name
 
 
-def load(name: str, folder: Path | None = None, device: str = "cpu") -> Model:
-    """The named model; the U-Nets are looked for in `folder`."""
+def load(name: str, folder: Path | None = None, device: str = "cpu", compiled: bool = False) -> Model:
+    """The named model; the U-Nets are looked for in `folder`, and compiled for batches of one size."""
     if name.startswith("toy:"):
         return toy.load(name)
     from diffusers import UNet2DModel
@@ -34,5 +34,7 @@ def load(name: str, folder: Path | None = None, device: str = "cpu") -> Model:
     guidance = float(variant[1:]) if variant.startswith("w") else None
     network = UNet2DModel.from_pretrained(folder / base, torch_dtype=dtype, low_cpu_mem_usage=False)
     network = network.to(device).eval().requires_grad_(False)
+    if compiled:
+        network.to(memory_format=torch.channels_last).compile(dynamic=False)
     path = ("epsilon", schedules.VP()) if base.endswith("eps-vp") else ("flow", schedules.CondOT())
     return as_model(network, trained_by_us(*path, classes=10), (3, 32, 32), guidance)
