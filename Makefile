@@ -18,7 +18,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	$(BIN)/bespoke demo
+	env -u OMP_NUM_THREADS $(BIN)/bespoke demo
 
 test: install lint
 	$(BIN)/pytest -n 2

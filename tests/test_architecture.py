@@ -57,6 +57,7 @@ LAYERS = [
     "matching",
     "model_folder",
     "pretrain",
+    "zoo",
     "models",
     "playground",
     "app",

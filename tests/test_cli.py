@@ -16,7 +16,6 @@ from bespoke_solvers import load
 from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
-from bespoke_solvers.fitting import EFFORTS, Effort
 from bespoke_solvers.report import significant
 from bespoke_solvers.solver import available
 
@@ -183,20 +182,6 @@ def test_show_explains_a_file(solver, here, capsys):
     assert size("theta.png")[0] > 1000
 
 
-def test_demo_tells_the_whole_story(tmp_path, capsys, monkeypatch, few_steps):
-    """With a quarter of its paths and fewer steps."""
-    monkeypatch.setitem(EFFORTS, "medium", Effort("endpoint", 64, 4))
-    run("demo", "--out", tmp_path / "demo", "--quiet")
-    printed = capsys.readouterr().out
-    found = re.search(
-        r"With 8 evaluations instead of 1\d\d, .* (\d+\.\d) times closer .* than the best other,", printed
-    )
-    assert float(found[1]) > 5
-    assert load(tmp_path / "demo" / "solver.json").nfe == 8
-    for line in printed.split("\n\n")[-2].splitlines():
-        assert Path(line).exists()
-
-
 def test_dry_runs_write_nothing(solver, here, capsys):
     run("fit", "own:model", "--nfe", 10, "--out", "s.json", "--dry-run")
     assert "76 numbers to learn: closed-form, projection, endpoint" in capsys.readouterr().out
@@ -210,7 +195,7 @@ PNG = "--out s.png"
 REFUSALS = {
     "fit own:model --nfe 4 --out board.json": "board.json is there already; give another --out, or --overwrite",
     "fit toy:digits --nfe 7 --family rk2 --out s.json": "multiple of 2, got 7",
-    f"fit digits {FIT}": "unknown model 'digits'; expected toy:digits",
+    f"fit digits {FIT}": "unknown model 'digits'; expected zoo:cifar10-eps-vp, ",
     f"fit toy:digit {FIT}": "unknown toy model 'toy:digit'",
     f"fit mine:model {FIT}": "there is no module 'mine'",
     f"fit own:modell {FIT}": "has no function 'modell'",

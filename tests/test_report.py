@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -35,10 +36,8 @@ def written(folder, model, solvers, methods="euler,midpoint", nfe=(4, 6, 8), jud
     result = comparison.compare(bank, tables, seed=3, samples=20)
     if judged:
         rows = [row | {"fid": 100 * row["rmse"], "kid": row["rmse"]} for row in result.rows]
-        result = Comparison(
-            rows, 20, 3, result.reference_evaluations, result.reference_error, {"fid": 2.5, "kid": 0.001}, 5000
-        )
-    eval_report.write(folder / "report.html", result, bank, solvers, tables, "own:model", "bespoke eval own:model")
+        result = dataclasses.replace(result, rows=rows, exact={"fid": 2.5, "kid": 0.001}, judged=5000)
+    eval_report.write(folder / "report.html", result, bank, solvers, "own:model", "bespoke eval own:model")
     return folder / "report.html", result
 
 
@@ -233,7 +232,8 @@ def test_text_of_others_stays_text(opened, tmp_path):
 def shown(model, sampled=20, tables=()):
     """The viewer of a model's samples."""
     noise = held_out(Bank(model, batch_size=16), "report", 0, sampled)
-    return gallery.viewer(model, noise, {"euler": tables or [baseline("euler", 2)]}, lambda name, nfe: "good", "euler")
+    samples = {("euler", table.nfe): noise.sample(table, model) for table in tables or [baseline("euler", 2)]}
+    return gallery.viewer(model, noise, samples, lambda name, nfe: "good", "euler")
 
 
 def decaying(shape, **options):
@@ -274,7 +274,8 @@ def test_samples_astray_are_shown_and_told(tmp_path):
     noise = HeldOut([wild.noise(range(4))], torch.zeros(4, 1, 4, 4), 10.0, 0.0)
     rows = [{"method": "euler", "nfe": 4, "rmse": None, "psnr": None}]
     result = Comparison(rows, 4, 0, 10.0, 0.0)
-    found = gallery.viewer(wild, noise, {"euler": [baseline("euler", 4)]}, lambda *_: "", "euler")
+    samples = {("euler", 4): noise.sample(baseline("euler", 4), wild)}
+    found = gallery.viewer(wild, noise, samples, lambda *_: "", "euler")
     assert size(found.cells[0].samples) == (8, 8)
     assert "went astray" in eval_report.headline(result, ["euler"]).html()
     assert ">astray<" in eval_report.table(result, []).html()

@@ -1,8 +1,9 @@
 """Solvers side by side on the same new noise: figures, a table to read, and pictures."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import dedicated, pictures, portfolio
+from bespoke_solvers import dedicated, gallery, pictures, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES, FAMILIES
@@ -22,10 +23,15 @@ from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
 from bespoke_solvers.velocity import Model
 
+COLUMNS, PATHS = 16, 3  # samples in the picture of samples, and in that of paths
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row for each method and number of evaluations; what it was measured on, FID and KID of the exact samples."""
+    """One row for each method and number of evaluations; what it was measured on, FID and KID of the exact samples.
+
+    shown: the first samples of each method and NFE, for pictures.
+    """
 
     rows: list[dict[str, Any]]
     samples: int
@@ -34,6 +40,11 @@ class Comparison:
     reference_error: float
     exact: dict[str, float] = field(default_factory=dict)
     judged: int = 0
+    shown: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
+
+    def figures(self) -> dict[str, Any]:
+        """For a file."""
+        return {name: value for name, value in vars(self).items() if name != "shown"}
 
 
 def name_of(solver: Solver) -> str:
@@ -78,14 +89,16 @@ def compare(
     """RMSE and PSNR of every table on the same reporting noise; with a judge FID and KID, too."""
     report = held_out(bank, "report", seed, samples, progress)
     jobs = [(name, table) for name, several in tables.items() for table in several]
-    rows = []
+    rows, shown = [], {}
     for name, table in tqdm(jobs, desc="methods", disable=not progress):
-        figures = report.quality(table, bank.model).figures()
+        x1 = report.sample(table, bank.model)
+        shown[name, table.nfe] = x1[: gallery.most(bank.model)]
+        figures = report.quality_of(x1).figures()
         if judge and None not in figures.values():
             figures |= judge.table(table, bank.model)
         rows.append({"method": name, "nfe": table.nfe, **figures})
     exact, judged = (judge.exact(bank.model, bank.rtol), judge.count) if judge else ({}, 0)
-    return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error, exact, judged)
+    return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error, exact, judged, shown)
 
 
 def as_text(comparison: Comparison) -> str:
@@ -126,49 +139,47 @@ def write(
     comparison: Comparison, bank: Bank, solvers: Sequence[Solver], tables: Mapping[str, Sequence[Table]], folder: Path
 ) -> list[Path]:
     """results.json and the pictures; returns the files."""
-    write_atomically(folder / "results.json", json.dumps(asdict(comparison), indent=2, allow_nan=False).encode())
+    write_atomically(folder / "results.json", json.dumps(comparison.figures(), indent=2, allow_nan=False).encode())
     drawn = {
         "errors.png": pictures.errors_against_nfe(comparison.rows, name_of(solvers[0])),
         "theta.png": pictures.transform(solvers[0]),
     }
     if all(solver.fit.get("history") for solver in solvers):
         drawn["fit.png"] = pictures.errors_against_iterations({f"{s.family}, {s.nfe} NFE": s.fit for s in solvers})
-    shown, exact, runs = _trajectories(bank, solvers[0], tables, comparison.seed)
-    if exact[0, 0].numel() > 1:
-        drawn["paths.png"] = pictures.paths_in_plane(exact, runs)
     model = bank.model
-    if model.decode or pictures.is_picture(model.shape) or model.shape == (2,):
-        drawn["samples.png"] = pictures.side_by_side({name: model.pictures(x) for name, x in shown.items()}, "exact")
+    if math.prod(model.shape) > 1:
+        drawn["paths.png"] = pictures.paths_in_plane(*_paths(bank, solvers[0], tables, comparison.seed))
+    if gallery.can_show(model):
+        drawn["samples.png"] = pictures.side_by_side(_samples(comparison, bank, solvers), "exact")
     for name, figure in drawn.items():
         pictures.save(figure, folder / name)
     return [folder / name for name in ("results.json", *drawn)]
 
 
+def _samples(comparison: Comparison, bank: Bank, solvers: Sequence[Solver]) -> dict[str, Tensor]:
+    """The pictures of the exact samples, and of those of all methods of the first solver's cost, the solvers first."""
+    exact = held_out(bank, "report", comparison.seed, comparison.samples).x1[:COLUMNS]
+    cost, own = solvers[0].nfe, list(map(name_of, solvers))
+    names = sorted((name for name, nfe in comparison.shown if nfe == cost), key=lambda name: name not in own)
+    names.sort(key=lambda name: name != own[0])
+    drawn = {f"{name}, {cost} NFE": comparison.shown[name, cost][:COLUMNS] for name in names}
+    return {name: bank.model.pictures(x) for name, x in ({"exact": exact} | drawn).items()}
+
+
 @torch.no_grad()
-def _trajectories(
-    bank: Bank, solver: Solver, tables: Mapping[str, Sequence[Table]], seed: int, count: int = 16
-) -> tuple[dict[str, Tensor], Tensor, dict[str, list[Tensor]]]:
-    """From the same noise: the samples of all methods of the solver's cost, the exact paths, and states on the way."""
-    noise = bank.noise("report", seed, 0)
-    few = noise.first(count)
+def _paths(
+    bank: Bank, solver: Solver, tables: Mapping[str, Sequence[Table]], seed: int
+) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    """A few exact paths, and the states on the way of the solver and of its base method."""
+    few = bank.noise("report", seed, 0).first(PATHS)
     exact = solve(bank.model, few, rtol=bank.rtol, atol=bank.atol)
-    ends, runs = {}, {}
-    for name, several in tables.items():
-        for table in several:
+    runs = {}
+    for name in (solver.validation.get("baseline", "euler"), name_of(solver)):
+        for table in tables.get(name, ()):
             if table.nfe == solver.nfe:
-                u = bank.model.bind(few.condition)
                 stages = (TABLEAUS.get(name) or BASES.get(solver.family) or TABLEAUS["euler"]).stages
-                run = list(states(table, u, few.x0))
-                runs[name] = run[::stages]
-                ends[name] = run[-1]
-    own, base = name_of(solver), solver.validation.get("baseline", "euler")
-    path = exact.at(torch.linspace(bank.model.t_lo, 1, 200, dtype=torch.float64)).x
-    shown = {f"{name}, {solver.nfe} NFE": x for name, x in ({own: ends[own]} | ends).items()}
-    return (
-        {"exact": exact.x1} | shown,
-        path,
-        {name: runs[name] for name in (base, own) if name in runs},
-    )
+                runs[name] = list(states(table, bank.model.bind(few.condition), few.x0))[::stages]
+    return exact.at(torch.linspace(bank.model.t_lo, 1, 200, dtype=torch.float64)).x, runs
 
 
 def headline(comparison: Comparison, solver: Solver) -> str:

@@ -15,7 +15,6 @@ from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.report import Chart, Column, Curves, Headline, Learned, Provenance, Section
 from bespoke_solvers.solver import Solver
-from bespoke_solvers.table import Table
 
 NFE = "evaluations of the model (NFE)"
 ASTRAY = "astray"
@@ -30,12 +29,11 @@ def write(
     comparison: Comparison,
     bank: Bank,
     solvers: Sequence[Solver],
-    tables: Mapping[str, Sequence[Table]],
     name: str,
     command: str,
 ) -> None:
-    """The report of a comparison of these tables as an HTML file. name: the model's; command: what made it."""
-    content = report.page(f"Bespoke solvers for {name}", sections(comparison, bank, solvers, tables, name, command))
+    """The report of a comparison as an HTML file. name: the model's; command: what made it."""
+    content = report.page(f"Bespoke solvers for {name}", sections(comparison, bank, solvers, name, command))
     write_atomically(path, content.encode())
 
 
@@ -43,7 +41,6 @@ def sections(
     comparison: Comparison,
     bank: Bank,
     solvers: Sequence[Solver],
-    tables: Mapping[str, Sequence[Table]],
     name: str,
     command: str,
 ) -> list[Section]:
@@ -53,7 +50,7 @@ def sections(
     noise = held_out(bank, "report", comparison.seed, comparison.samples)
     return [
         headline(comparison, own),
-        gallery.viewer(bank.model, noise, tables, lambda *key: quality(rows[key]), own[0]),
+        gallery.viewer(bank.model, noise, comparison.shown, lambda *key: quality(rows[key]), own[0]),
         curves(comparison, own),
         table(comparison, own),
         learned(solvers),

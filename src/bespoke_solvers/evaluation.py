@@ -59,7 +59,10 @@ class HeldOut:
 
     def quality(self, table: Table, model: Model) -> Quality:
         """RMSE and PSNR of a table on the model (`Table.on`)."""
-        x1 = self.sample(table, model)
+        return self.quality_of(self.sample(table, model))
+
+    def quality_of(self, x1: Tensor) -> Quality:
+        """RMSE and PSNR of samples from this noise."""
         return Quality(rmse(x1, self.x1), psnr(x1, self.x1))
 
 

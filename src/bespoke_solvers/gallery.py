@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from bespoke_solvers import pictures
 from bespoke_solvers.evaluation import HeldOut
 from bespoke_solvers.report import Cell, Note, Points, Viewer, png
-from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model
 
 PIXELS = 1_000_000  # of all sprites together: 3 to 4 MB as PNG in base64
@@ -32,6 +31,11 @@ class Layout(NamedTuple):
 def can_show(model: Model) -> bool:
     """Whether its samples are pictures, or can be decoded to some, or are points of the plane."""
     return model.decode is not None or model.shape == (2,) or pictures.is_picture(model.shape)
+
+
+def most(model: Model) -> int:
+    """How many samples of a table a viewer shows at most."""
+    return POINTS if model.shape == (2,) else COUNTS[0]
 
 
 def layout(model: Model, noise: HeldOut, several: int, pixels: int = PIXELS) -> Layout:
@@ -69,20 +73,22 @@ def text_of(layout: Layout, height: int | None = None) -> str:
 
 
 def viewer(
-    model: Model, noise: HeldOut, tables: Mapping[str, Sequence[Table]], caption: Callable[[str, int], str], start: str
+    model: Model,
+    noise: HeldOut,
+    samples: Mapping[tuple[str, int], Tensor],
+    caption: Callable[[str, int], str],
+    start: str,
 ) -> Viewer | Note:
-    """The first samples of every table beside the exact ones; `caption(method, nfe)` says how good they are."""
+    """The first samples of each method and NFE beside the exact ones; `caption(method, nfe)` says how good they are."""
     if not can_show(model):
         shape = " x ".join(map(str, model.shape))
         return Note(
             TITLE, f"Samples of the shape {shape} are neither pictures nor points of the plane: none are shown."
         )
-    several = {(name, table.nfe): table for name, tables_ in tables.items() for table in tables_}
-    found = layout(model, noise, len(several) + 1, PIXELS)
+    found = layout(model, noise, len(samples) + 1, PIXELS)
     few = noise.first(found.shown)
     cells = [
-        Cell(name, nfe, drawn(model, few.sample(table, model), found), caption(name, nfe))
-        for (name, nfe), table in several.items()
+        Cell(name, nfe, drawn(model, x[: found.shown], found), caption(name, nfe)) for (name, nfe), x in samples.items()
     ]
     height = None if found.size is None else model.pictures(few.first(1).x1).shape[-2]
     return Viewer(TITLE, text_of(found, height), drawn(model, few.x1, found), cells, found.shown, found.columns, start)

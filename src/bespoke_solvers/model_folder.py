@@ -48,6 +48,7 @@ def card(record: dict[str, Any]) -> str:
             f'`class_labels` 0 to {count - 1} are the classes, {count} is "no class" (put in place of a share of '
             f"{settings['label_dropout']} of the labels in training), so classifier-free guidance works."
         )
+    command = f"\n| command | `{record['command']}` |" if record.get("command") else ""
     return f"""---
 library_name: diffusers
 pipeline_tag: unconditional-image-generation
@@ -69,7 +70,7 @@ scaled to [-1, 1] and flipped at random.
 | training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |
 | time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]} |
 | batch, learning rate, seed | {settings["batch_size"]}, {settings["learning_rate"]:g}, {settings["seed"]} |
-| last loss | {record["losses"][-1][2]:.4f} |
+| last loss | {record["losses"][-1][2]:.4f} |{command}
 
 {labels}
 

@@ -1,4 +1,4 @@
-"""A model from its name: `toy:NAME`, a folder of diffusers, or `package.module:function` of one's own."""
+"""A model from its name: `zoo:NAME`, `toy:NAME`, a folder of diffusers, or `package.module:function` of one's own."""
 
 import importlib
 import inspect
@@ -9,9 +9,14 @@ from typing import Any
 
 import torch
 
-from bespoke_solvers import toy
+from bespoke_solvers import toy, zoo
 from bespoke_solvers.adapters import diffusers, pipelines
 from bespoke_solvers.velocity import Model, default_device
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a model that is in one; of another name, a path that is no folder."""
+    return zoo.folder(name) if name.startswith(zoo.PREFIX) else Path(name)
 
 
 def resolve(
@@ -28,7 +33,7 @@ def resolve(
 
     prompts, size, dtype and offload are those of `pipelines.load`.
     """
-    folder, device = Path(name), device or default_device()
+    folder, device = folder_of(name), device or default_device()
     if folder.is_dir() and pipelines.is_pipeline(folder):
         precision = dtype or torch.float32
         return pipelines.load(
@@ -46,8 +51,8 @@ def resolve(
     module, colon, function = name.replace(".py:", ":").partition(":")
     if not (colon and module and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError(
-            f"unknown model {name!r}; expected toy:digits, toy:checkerboard, a folder of diffusers, or "
-            "package.module:function, which takes no arguments and returns a bespoke_solvers.Model"
+            f"unknown model {name!r}; expected {', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard, a folder of "
+            "diffusers, or package.module:function, which takes no arguments and returns a bespoke_solvers.Model"
         )
     make = _function(module, function)
     required = [
@@ -63,7 +68,7 @@ def resolve(
 
 def copies(name: str, guidance: float | None = None, **options: Any) -> list[Model]:
     """A folder's model on all GPUs but the first, where `resolve` puts it; of other models only their makers know."""
-    others = range(1, torch.cuda.device_count()) if Path(name).is_dir() and not options.get("offload") else []
+    others = range(1, torch.cuda.device_count()) if folder_of(name).is_dir() and not options.get("offload") else []
     return [resolve(name, guidance, device=f"cuda:{i}", **options) for i in others]
 
 

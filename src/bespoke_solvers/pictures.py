@@ -24,6 +24,8 @@ INK, EXACT, COLOURS = (
     ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d"),
 )
 
+DISTANCE = 0.25  # of a picture in [-1, 1] to the exact one, from which on it has the brightest colour
+
 
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure in the style of all pictures, without a window."""
@@ -127,10 +129,11 @@ def _scatter(axes: "Axes", x: Tensor, colour: str, like: Tensor) -> None:
     axes.set_aspect("equal")
 
 
-def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Figure":
+def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 6) -> "Figure":
     """The same noise through several solvers: a row of pictures for each, or a panel of points of the plane.
 
-    Beside the name of a row stands its RMSE to the row `exact`, over all the samples given.
+    Beside each picture is its distance to that of the row `exact`, beside the name of a row its RMSE to that row, over
+    all the samples given.
     """
     labels = {name: name if name == exact else f"{name}\nRMSE {rmse(x, rows[exact]):.3f}" for name, x in rows.items()}
     if not is_picture(rows[exact].shape[1:]):
@@ -139,15 +142,31 @@ def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 10) -> "Fi
             _scatter(axes, x, EXACT if name == exact else COLOURS[3], like=rows[exact])
             axes.set_title(labels[name], fontsize=8, color=INK)
         return figure
-    figure = new_figure(1.6 + 0.85 * count, 0.92 * len(rows))
-    for line, (name, x) in zip(figure.subplots(len(rows), count, squeeze=False), rows.items(), strict=True):
-        for axes, picture in zip(line, to_uint8(x[:count]), strict=False):
-            axes.imshow(picture.numpy(), interpolation="nearest")
-        for axes in line:
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-        line[0].set_ylabel(labels[name], rotation=0, ha="right", va="center", fontsize=9, color=INK)
+    strips = {name: _strip(x[:count], rows[exact][:count]) for name, x in rows.items()}
+    height, width = strips[exact].shape[:2]
+    figure = new_figure(10, (8.5 * height / width + 0.09) * len(rows) + 0.2)
+    for axes, (name, strip) in zip(figure.subplots(len(rows), squeeze=False)[:, 0], strips.items(), strict=True):
+        axes.imshow(strip.numpy(), interpolation="nearest", aspect="auto")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        axes.set_ylabel(labels[name], rotation=0, ha="right", va="center", fontsize=9, color=INK)
+    key = f"beside each picture: its distance to the exact one, from 0 (black) to {DISTANCE:g} and more (yellow)"
+    axes.set_xlabel(f"{key}; colours go from -1 to 1", fontsize=8, color=INK)
     return figure
+
+
+def _strip(x: Float[Tensor, "b c h w"], exact: Float[Tensor, "b c h w"]) -> Tensor:
+    """Pictures in a row as bytes, each with its distance to the exact one in colours; equal ones have none."""
+    from matplotlib import colormaps
+
+    away = (x - exact).detach().float().cpu().square().mean(1).sqrt().nan_to_num(DISTANCE) / DISTANCE
+    distance = torch.from_numpy(colormaps["inferno"](away.numpy())[..., :3] * 255).round().byte()
+    if torch.equal(x, exact):
+        distance = torch.full_like(distance, 255)
+    gap = max(1, x.shape[-1] // 16)
+    pairs = torch.nn.functional.pad(torch.stack([to_uint8(x), distance], 1), (0, 0, 0, gap), value=255)
+    tiles = torch.nn.functional.pad(torch.cat(list(pairs.unbind(1)), 2), (0, 0, 0, 2 * gap), value=255)
+    return torch.cat(list(tiles), 1)[:, : -3 * gap]
 
 
 def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Figure":
@@ -296,8 +315,6 @@ def planes(several: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> "Figur
     return figure
 
 
-def paths_in_plane(
-    exact: Float[Tensor, "m b *shape"], runs: Mapping[str, Sequence[Tensor]], count: int = 3
-) -> "Figure":
-    """`planes` of the first `count` samples of a batch."""
-    return planes([in_plane(exact[:, i], runs, i) for i in range(min(count, exact.shape[1]))])
+def paths_in_plane(exact: Float[Tensor, "m b *shape"], runs: Mapping[str, Sequence[Tensor]]) -> "Figure":
+    """`planes` of the samples of a batch."""
+    return planes([in_plane(exact[:, i], runs, i) for i in range(exact.shape[1])])

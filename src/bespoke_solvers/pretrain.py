@@ -146,10 +146,8 @@ class Training:
         self.history.append(self.latest())
         self.running.zero_()
         if not math.isfinite(self.history[-1][2]):
-            raise ValueError(
-                f"the loss is {self.history[-1][2]} after {self.steps} steps; give the command again with a smaller "
-                "--learning-rate and another --out"
-            )
+            found = f"the loss is {self.history[-1][2]} after {self.steps} steps"
+            raise ValueError(f"{found}; give the command again with a smaller --learning-rate and another --out")
 
     def curve(self) -> list[list[float]]:
         """The history in at most CURVE points, and what came after it."""
@@ -268,12 +266,13 @@ def train(
     half: bool = False,
     compiled: bool | None = None,
     device: str | torch.device | None = None,
+    command: str = "",
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train to the end of the plan, going on from `out/checkpoint.pt`; returns what `out/training.json` says.
 
     Runs on the GPU if there is one, where the network is compiled by default. An interruption (Ctrl-C) writes the
-    checkpoint and raises KeyboardInterrupt.
+    checkpoint and raises KeyboardInterrupt. command: what was typed, for the record.
     """
     device = torch.device(device or default_device())
     gpus = [device] if device.type == "cuda" else []
@@ -315,6 +314,6 @@ def train(
         if asked:
             raise KeyboardInterrupt
         training.draw_samples(out)
-        record = training.record(half)
+        record = {"command": command} | training.record(half)
         model_folder.save(training.average, record, out, half)
     return record

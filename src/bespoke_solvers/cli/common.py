@@ -1,6 +1,7 @@
 """What the commands share: the reading of their arguments."""
 
 import os
+import shlex
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,8 +9,9 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from bespoke_solvers import hub, inception
+from bespoke_solvers import hub, inception, zoo
 from bespoke_solvers.adapters.pipelines import Offload, read_prompts
+from bespoke_solvers.cells import name_only
 from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
@@ -18,8 +20,8 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), a folder of diffusers, or "
-        "package.module:function",
+        help=f"{', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), a "
+        "folder of diffusers, or package.module:function",
     ),
 ]
 SOLVER = "The solver file; or its folder, or its repository on the Hugging Face Hub (user/name)."
@@ -49,6 +51,11 @@ InceptionFile = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 # What was typed, for provenance; `main` sets it, and where the commands are called otherwise it is not known.
 command_line: ContextVar[str] = ContextVar("command_line", default="bespoke ...")
+
+
+def without_folders() -> str:
+    """What was typed, without the folders of this machine: for files that travel."""
+    return shlex.join(map(name_only, shlex.split(command_line.get())))
 
 
 def of_pipelines(

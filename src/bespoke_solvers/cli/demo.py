@@ -1,5 +1,6 @@
 """bespoke demo."""
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -7,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison, eval_report, fitting, toy
+from bespoke_solvers import comparison, eval_report, fitting, solver, zoo
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli.common import Quiet, command_line, output_folder
-from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.models import resolve
+from bespoke_solvers.velocity import Counter
 
-MODEL, NFE = "toy:digits-vp", 8
-BASELINES = ["euler", "midpoint", "rk4", "ddim", "dpmpp-2m", "unipc"]
+MODEL, NFE = "zoo:cifar10-fm-ot", 8
+BASELINES = ["midpoint", "dpmpp-2m@karras:0.05", "unipc@log-snr:0.05", "ipndm@karras:0.01"]  # on their best grids here
+PATHS, CHOOSE, REPORT = 24, 8, 16
+BATCH, TOLERANCE = 8, 1e-3
 
 
 def demo(
@@ -22,18 +26,23 @@ def demo(
     ),
     quiet: Quiet = False,
 ) -> None:
-    """The whole story on a model that comes with the package: fit a solver, compare it, look at it."""
+    """The whole story on a network that comes with the package: fit a solver, compare it, look at it."""
     output_folder(out)
-    bank = Bank(toy.load(MODEL), batch_size=128)
-    typer.echo(f"Fitting a solver with {NFE} evaluations to {MODEL} (handwritten digits on a VP path) ...")
-    solver = fitting.fit(bank.model, nfe=NFE, bank=bank, progress=not quiet)
-    solver.save(out / "solver.json")
-    choose = held_out(bank, "choose", seed=0, count=256)
-    tables = comparison.methods([solver], BASELINES, [4, NFE, 12, 16, 20], bank.model, choose)
-    result = comparison.compare(bank, tables, seed=0, samples=256)
-    typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, solver) + "\n")
-    for file in [out / "solver.json", *comparison.write(result, bank, [solver], tables, out)]:
+    model = resolve(MODEL)
+    counter = Counter(model.velocity)
+    bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=BATCH, rtol=TOLERANCE, atol=TOLERANCE)
+    typer.echo(f"Fitting a solver with {NFE} evaluations to {MODEL} (a flow network, trained on CIFAR-10) ...")
+    fitted = fitting.fit(
+        bank.model, nfe=NFE, effort="low", paths=PATHS, validation_paths=CHOOSE, bank=bank, progress=not quiet
+    )
+    fitted.save(out / "solver.json")
+    solvers = [fitted, solver.load(zoo.folder(MODEL) / zoo.RK2_BESPOKE, NFE)]
+    tables = comparison.methods(solvers, BASELINES, [NFE], bank.model)
+    result = comparison.compare(bank, tables, seed=0, samples=REPORT)
+    typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, fitted) + "\n")
+    for file in [out / "solver.json", *comparison.write(result, bank, solvers, tables, out)]:
         typer.echo(file)
-    eval_report.write(out / "report.html", result, bank, [solver], tables, MODEL, command_line.get())
+    eval_report.write(out / "report.html", result, bank, solvers, MODEL, command_line.get())
     typer.echo(out / "report.html")
-    typer.echo(f"\nLook inside: {os.path.relpath(sys.argv[0])} show {out / 'solver.json'}")
+    typer.echo(f"\nAll of it took {counter.evaluations:,} evaluations of the network.")
+    typer.echo(f"Look inside: {os.path.relpath(sys.argv[0])} show {out / 'solver.json'}")

@@ -94,5 +94,5 @@ def eval(
             typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left blank")
     for file in comparison.write(result, kept, found, methods, out):
         typer.echo(f"{out / file.name}")
-    eval_report.write(out / "report.html", result, kept, found, methods, model, command_line.get())
+    eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
     typer.echo(out / "report.html")

@@ -1,7 +1,6 @@
 """bespoke paper."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from bespoke_solvers.adapters.diffusers import TRAINING, read_json
-from bespoke_solvers.cells import Store, name_only
-from bespoke_solvers.cli.common import InceptionFile, Quiet, command_line, judge, numbers, output_folder
-from bespoke_solvers.models import resolve
+from bespoke_solvers.cells import Store
+from bespoke_solvers.cli.common import InceptionFile, Quiet, judge, numbers, output_folder, without_folders
+from bespoke_solvers.models import folder_of, resolve
 from bespoke_solvers.paper import figures, plan
 from bespoke_solvers.paper.lab import EXACT, Lab, mark
 from bespoke_solvers.paper.plan import FULL, QUICK, Counts, Experiment
@@ -72,9 +71,9 @@ def paper(
     if min(counts.nfe) < 1:
         raise ValueError(f"--nfe {nfe}: a sample takes 1 evaluation or more")
     names = _names(model, guidance or [], draw)
-    trained = {label: seconds for label, (name, _) in names.items() if (seconds := _seconds(Path(name)))}
+    trained = {label: seconds for label, (name, _) in names.items() if (seconds := _seconds(folder_of(name)))}
     trained |= _trained(training or [], names)
-    command = shlex.join(map(name_only, shlex.split(command_line.get())))
+    command = without_folders()
     store = Store(out / "cells", plan.KEY, command, say=lambda line: None if quiet else typer.echo(line, err=True))
     if dry_run:
         _tell(store, list(names), experiments, counts, seed, out)
@@ -134,7 +133,7 @@ def _measure(labs: dict[str, Lab], experiments: Sequence[Experiment]) -> list[st
 def _names(models: Sequence[str], guidance: Sequence[float], draw: bool) -> dict[str, tuple[str, float | None]]:
     """The models by the names that their cells have, each with its scale of guidance; to draw, folders may be gone."""
     found: dict[str, tuple[str, float | None]] = {}
-    folders = [name for name in models if Path(name).is_dir() or (draw and ("/" in name or ":" not in name))]
+    folders = [name for name in models if folder_of(name).is_dir() or (draw and ("/" in name or ":" not in name))]
     if guidance and not folders:
         raise ValueError(f"guidance {guidance[0]:g} is for models in diffusers' folders; {', '.join(models)} are none")
     for name in models:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import data as data_sets
-from bespoke_solvers.cli.common import Quiet, output_folder
+from bespoke_solvers.cli.common import Quiet, output_folder, without_folders
 from bespoke_solvers.pretrain import Plan, train
 from bespoke_solvers.pretrain_configs import CONFIGS, configuration
 
@@ -29,7 +29,8 @@ def pretrain(
     plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed)
     output_folder(out)
     try:
-        record = train(plan, out, half=half, compiled=False if no_compile else None, progress=not quiet)
+        compiled = False if no_compile else None
+        record = train(plan, out, half=half, compiled=compiled, command=without_folders(), progress=not quiet)
     except KeyboardInterrupt:
         typer.echo("\ninterrupted; give the same command again, and it goes on from its checkpoint", err=True)
         raise typer.Exit(130) from None

@@ -17,11 +17,11 @@ from bespoke_solvers import dedicated, families, fitting, gallery, pictures
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.description import describe, differences, in_words
-from bespoke_solvers.evaluation import HeldOut, Quality, held_out
+from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES
 from bespoke_solvers.generic import TABLEAUS
 from bespoke_solvers.judge import Judge
-from bespoke_solvers.metrics import mse, psnr, rmse
+from bespoke_solvers.metrics import mse
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import BASELINES, FITS, RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.reference import solve
@@ -145,7 +145,7 @@ class Lab:
         """RMSE and PSNR of a table on the reporting set, and the standard error of the first."""
         x1, exact = self.report.sample(table, self.model), self.report.x1
         spread = mse(x1, exact).sqrt().std().item() / math.sqrt(len(exact))
-        quality = Quality(rmse(x1, exact), psnr(x1, exact)).figures()
+        quality = self.report.quality_of(x1).figures()
         return quality | {"rmse_se": spread if math.isfinite(spread) else None}
 
     def fid(self, method: str, nfe: int, judge: Judge) -> None:

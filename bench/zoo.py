@@ -1,0 +1,79 @@
+"""What the zoo's folders hold beside their networks, made from the cells of `bespoke paper`: python -m bench.zoo.
+
+Writes the paper's solvers as a file, and the model card with the FID that was measured. The cells are those of
+
+    bespoke paper FOLDER --only tab:cifar10_a --only fig:nfe_vs_fid_cifar10 --real DATA ...
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from bespoke_solvers import cells, model_folder, solver, zoo
+from bespoke_solvers.adapters.diffusers import TRAINING, network_time
+from bespoke_solvers.files import write_atomically
+from bespoke_solvers.paper import plan
+from bespoke_solvers.paper.lab import EXACT
+
+FITTED = ("objective", "iterations", "best_iteration", "seconds", "evaluations", "seed", "tolerance")
+
+
+def solvers(records: list[cells.Record]) -> list[solver.Solver]:
+    """RK2-Bespoke at each NFE, with its provenance."""
+    found = {(r["measured"], r["method"], r["nfe"]): r for r in records}
+    about = found["model", EXACT, 0]
+    model = about["model_is"] | {"fingerprint": about["fingerprint"]}
+    reference = {name: about[name] for name in ("reference_evaluations", "reference_error")}
+    made = []
+    for (measured, method, nfe), fitted in found.items():
+        if (measured, method) == ("fit", plan.RK2_BESPOKE) and ("error", method, nfe) in found:
+            error = found["error", method, nfe]
+            table = cells.table_of(fitted)
+            made.append(
+                solver.Solver(
+                    table=table,
+                    family=fitted["family"],
+                    theta=fitted["theta"],
+                    model=model,
+                    fit={name: fitted[name] for name in (*FITTED, "budget", "command", "versions", "device")},
+                    validation={name: error[name] for name in ("samples", "rmse", "psnr")} | reference,
+                    network_time=network_time(table.t).tolist(),
+                )
+            )
+    return made
+
+
+def fid_section(records: list[cells.Record]) -> str:
+    """A table for the model card: FID by method and NFE."""
+    measured = {(r["method"], r["nfe"]): r["fid"] for r in records if r["measured"] == "fid"}
+    exact = measured.pop((EXACT, 0), None)
+    (samples,) = {r["samples"] for r in records if r["measured"] == "fid"}
+    columns = sorted({nfe for _, nfe in measured})
+    lines = [f"| | {' | '.join(f'{nfe} NFE' for nfe in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for method in dict.fromkeys(method for method, _ in measured):
+        row = [f"{measured[method, nfe]:.2f}" if (method, nfe) in measured else "" for nfe in columns]
+        lines.append(f"| {method} | {' | '.join(row)} |")
+    own = "" if exact is None else f" The exact solution has {exact:.2f}."
+    return f"\n## FID\n\n{samples:,} samples against the training pictures.{own}\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, default=Path("bench/results/zoo"))
+    parser.add_argument("--out", type=Path, help="write there, rather than into the package")
+    options = parser.parse_args()
+    store = cells.Store(options.cells, plan.KEY)
+    for name in zoo.NAMES:
+        folder = zoo.folder(name)
+        out = options.out / folder.name if options.out else folder
+        out.mkdir(parents=True, exist_ok=True)
+        records = list(store.of(folder.name))
+        made = solvers(records)
+        solver.save(made, out / zoo.RK2_BESPOKE)
+        card = model_folder.card(json.loads((folder / TRAINING).read_text())) + fid_section(records)
+        write_atomically(out / "README.md", card.encode())
+        print(folder.name, *(f"{s.nfe} NFE: RMSE {s.validation['rmse']:.4f}" for s in made))
+
+
+if __name__ == "__main__":
+    main()
