@@ -1,7 +1,8 @@
 """The sources of the site in one folder: python docs/stage.py FOLDER.
 
 On GitHub, pages are read where they lie and link to files beside and above them. A site has no files above it: here
-README becomes its first page, each program of examples/ a part of one page, and links follow them.
+README becomes its first page, each program of examples/ a part of one page, each card of the zoo a page, and links
+follow them.
 """
 
 import re
@@ -11,6 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES |= {
+    card.relative_to(ROOT).as_posix(): f"zoo-{card.parent.name}.md"
+    for card in sorted((ROOT / "src" / "bespoke_solvers" / "zoo").glob("*/README.md"))
+}
 LINK = re.compile(r'(?P<before>\]\(|src=")(?P<target>[^)"#:]+)(?=[)"#])')
 
 
@@ -44,7 +49,7 @@ def main(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES)]:
-        (out / PAGES.get(page.name, page.name)).write_text(staged(page))
+        (out / PAGES.get(page.relative_to(ROOT).as_posix(), page.name)).write_text(staged(page))
     (out / "examples.md").write_text(examples())
 
 

@@ -34,7 +34,7 @@ BLOCK = re.compile(
 # Each page with blocks has a test that runs them: here, or with those of the part that it is about.
 ELSEWHERE = {"comfyui.md", "diffusers.md", "flow_matching.md", "hub.md", "pipelines.md"}
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
-HERE = {"README.md", "data.md", "file-format.md", "how-it-works.md", "models.md", "own-model.md", "start.md"}
+HERE = {"README.md", "data.md", "file-format.md", "how-it-works.md", "models.md", "own-model.md", "start.md", "zoo.md"}
 
 
 def blocks(page: str) -> list[str]:
@@ -97,6 +97,14 @@ def test_the_examples_of_models(tmp_path):
         assert float(fitted[1]) < 0.2 * float(fitted[2])
     assert "ns-bespoke" in guided
     assert '"guidance": 2.0' in (tmp_path / "guidance.json").read_text()
+
+
+def test_the_zoo(tmp_path):
+    fitted, drawn = run_blocks(ROOT / "docs" / "zoo.md", tmp_path)
+    found = re.search(r"RMSE (\S+) \(.*at the same cost (\S+) ", fitted)
+    assert float(found[1]) < 0.3 * float(found[2])
+    assert (tmp_path / "grid.png").exists()
+    assert drawn == "['deer', 'automobile', 'bird', 'airplane'] (4, 3, 32, 32)\n"
 
 
 def test_the_program_in_the_readme_prints_what_it_says(tmp_path):

@@ -45,7 +45,7 @@ def test_a_network_is_small_and_knows_its_classes(name, model):
     few = model.noise(range(1))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.bind(few.condition)(torch.tensor(0.5), few.x0)
-    assert counter.get_total_flops() < 2 * 0.5e9, "a multiplication and an addition count as two"
+    assert counter.get_total_flops() < 0.5e9
 
 
 def test_the_papers_solvers_come_with_it_and_beat_their_base_method(name, model):
