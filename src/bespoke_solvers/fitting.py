@@ -251,9 +251,9 @@ def _solver(
     """The solver, with its quality on the reporting set beside that of its base method."""
     table = learner().detach().on(model)
     quality, base = report.quality(table, model), report.quality(learner.base_table().on(model), model)
-    if report.own_error > max(quality.rmse / 3, HARMLESS):
+    if report.own_error > max(quality.rmse / 5, HARMLESS):
         warnings.warn(
-            f"the reference's own RMSE, {report.own_error:.1e}, is over a third of the solver's, {quality.rmse:.1e}, "
+            f"the reference's own RMSE, {report.own_error:.1e}, is over a fifth of the solver's, {quality.rmse:.1e}, "
             "and limits the fit and its figures; run the network in full float32 or give the bank a smaller tolerance",
             stacklevel=3,
         )

@@ -92,7 +92,7 @@ class Adam(Stage):
 
 
 class ClosedForm(Stage):
-    """Rows in closed form: a handful of time grids, tried with equal weights on a quarter of the paths, then the best
+    """Rows in closed form: a handful of time grids, tried with equal weights on half of the paths, then the best
     few of them with all passes on all paths."""
 
     differentiates = False
@@ -114,7 +114,7 @@ class ClosedForm(Stage):
         model, n, index = self.batches[0].model, len(self.warps), len(self.tried)
         chosen = index if index < n else sorted(range(n), key=self.tried.__getitem__)[index - n]
         t = warp(model, self.family.nfe, *self.warps[chosen])
-        batches = self.batches if index >= n else self.batches[: -(-len(self.batches) // 4)]
+        batches = self.batches if index >= n else self.batches[: -(-len(self.batches) // 2)]
         rows = closed_form(t, batches, 1 if index < n else PASSES, self.family.held_scale(model))
         self.tried.append(log_mean(errors(rows.samples, batches)))
         if index >= n and self.tried[-1] <= min(self.tried[n:]):
