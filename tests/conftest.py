@@ -16,7 +16,7 @@ settings.load_profile("default")
 from bespoke_solvers import stages, toy  # noqa: E402, under the hook
 from bespoke_solvers.bank import Bank  # noqa: E402
 from bespoke_solvers.fitting import CHAIN, STEPS  # noqa: E402
-from bespoke_solvers.grids import SHAPES, STARTS  # noqa: E402
+from bespoke_solvers.grids import WARPS  # noqa: E402
 from browser import Browser, Page, find  # noqa: E402
 from chains import CHAINED, CLOSED, GRIDS, SMALL, fit  # noqa: E402
 
@@ -41,8 +41,7 @@ def few_steps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STEPS, "projection", 3)
         patch.setitem(STEPS, "closed-form", CLOSED)
-        patch.setattr(stages, "STARTS", STARTS[1:])
-        patch.setattr(stages, "SHAPES", SHAPES[:GRIDS])
+        patch.setattr(stages, "WARPS", WARPS[:GRIDS])
         yield
 
 

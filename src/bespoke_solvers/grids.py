@@ -115,7 +115,9 @@ def warp(model: Model, nfe: int, c: float, p: float, q: float) -> Float[Tensor, 
 
 
 # c, p and q of the grids that a fit tries. The times that it ends with have c near 0.7 and p, q from 0.5 to 1 on
-# mixtures of sharp modes, c near 0.25 and p, q from 1.4 to 2.1 on U-Nets.
-STARTS = (0.2, 0.7)
-SHAPES = [*((p, q) for p in (0.75, 1.05, 1.45) for q in (0.65, 0.95, 1.35)), (1.95, 1.85)]
-WARPS = [(c, *shape) for c in STARTS for shape in SHAPES]
+# mixtures of sharp modes, c from 0.1 to 0.25 and p, q from 1.4 to 2.5 on U-Nets.
+WARPS = [
+    *((0.7, p, q) for p in (0.75, 1.05) for q in (0.65, 0.95, 1.35)),
+    *((0.2, p, q) for p in (1.05, 1.45) for q in (0.95, 1.35)),
+    *((c, p, q) for c in (0.1, 0.2) for p in (1.95, 2.5) for q in (1.85, 2.5)),
+]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
-from bespoke_solvers.grids import SHAPES, STARTS, warp
+from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean
 
@@ -99,8 +99,8 @@ class ClosedForm(Stage):
 
     def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
         self.family, self.batches = family, batches
-        starts = STARTS if family.learn_scale else (0.0, STARTS[-1]) if family.learn_start else (0.0,)
-        self.warps = [(c, *shape) for c in starts for shape in SHAPES]
+        least = 0.0 if family.learn_scale else 0.5 if family.learn_start else 1.0  # of c, below which it is 0
+        self.warps = list(dict.fromkeys((c if c > least else 0.0, p, q) for c, p, q in WARPS))
         self.every = len(self.warps) + min(FINALISTS, len(self.warps))
         self.tried: list[float] = []
 

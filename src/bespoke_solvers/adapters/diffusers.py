@@ -51,6 +51,8 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     from diffusers import UNet2DModel
 
     network: Any = UNet2DModel.from_pretrained(unet, torch_dtype=torch.float32, low_cpu_mem_usage=False)
+    if torch.device(device).type == "cpu":
+        network.to(memory_format=torch.channels_last)  # a sixth faster there
     size = config["sample_size"]
     shape = (config["in_channels"], *(size if isinstance(size, list) else (size, size)))
     return as_model(network.to(device).eval().requires_grad_(False), meaning, shape, guidance, not is_pipeline)
