@@ -119,6 +119,23 @@ def test_kept_paths_are_solved_once(model):
     assert fresh.evaluations == counter.evaluations - kept.evaluations
 
 
+def test_the_first_batches_are_read_when_it_is_their_turn(model, tmp_path, monkeypatch):
+    bank = Bank(model, tmp_path, batch_size=8)
+    bank.fill(0, 24)
+    monkeypatch.setattr(fitting, "IN_MEMORY", 0)
+    batches, read = fitting.Batches(bank, model, 0, 3), []
+    paths = bank.paths
+    monkeypatch.setattr(bank, "paths", lambda seed, index: read.append(index) or paths(seed, index))
+    first = batches[:2]
+    assert len(first) == 2
+    assert len(read) < 2, "the shape checks of the tests look at one"
+    assert all(torch.equal(batch.x1, paths(0, index).x1) for index, batch in enumerate(first))
+    with pytest.raises(IndexError):
+        first[2]
+    with pytest.raises(IndexError, match="batches 1 to 3; expected the first of them"):
+        batches[1:]
+
+
 def test_evaluations_are_accounted_for(model):
     counter = Counter(model.velocity)
     counted = dataclasses.replace(model, velocity=counter)

@@ -92,7 +92,7 @@ def compare(
     rows, shown = [], {}
     for name, table in tqdm(jobs, desc="methods", disable=not progress):
         x1 = report.sample(table, bank.model)
-        shown[name, table.nfe] = x1[: gallery.most(bank.model)]
+        shown[name, table.nfe] = x1[: gallery.most(bank.model)].clone()  # the others need not be kept
         figures = report.quality_of(x1).figures()
         if judge and None not in figures.values():
             figures |= judge.table(table, bank.model)

@@ -80,9 +80,14 @@ class Batches(Sequence[Paths]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Paths]: ...
     def __getitem__(self, index: int | slice) -> Paths | Sequence[Paths]:
-        """A batch."""
+        """A batch; or the first of them, of which none is read before its turn."""
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            start, stop, step = index.indices(len(self))
+            if (start, step) != (0, 1) or stop < 1:
+                raise IndexError(f"batches {start} to {stop}; expected the first of them")
+            first = copy.copy(self)
+            first.kept = stop
+            return first
         if index >= len(self):
             raise IndexError(index)
         return self._get(index)
