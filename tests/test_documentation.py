@@ -100,10 +100,7 @@ def test_the_examples_of_models(tmp_path):
 
 
 def test_the_zoo(tmp_path):
-    fitted, drawn = run_blocks(ROOT / "docs" / "zoo.md", tmp_path)
-    found = re.search(r"RMSE (\S+) \(.*at the same cost (\S+) ", fitted)
-    assert float(found[1]) < 0.3 * float(found[2])
-    assert (tmp_path / "grid.png").exists()
+    (drawn,) = run_blocks(ROOT / "docs" / "zoo.md", tmp_path)
     assert drawn == "['deer', 'automobile', 'bird', 'airplane'] (4, 3, 32, 32)\n"
 
 
