@@ -21,6 +21,11 @@ from browser import Browser, Page, find  # noqa: E402
 from chains import CHAINED, CLOSED, GRIDS, SMALL, fit  # noqa: E402
 
 
+def pytest_collection_modifyitems(items):
+    """The zoo's tests first: the demo is the longest of all, and at the end one worker would wait for the other."""
+    items.sort(key=lambda item: item.path.stem != "test_zoo")
+
+
 @pytest.fixture(scope="module")
 def model():
     return toy.checkerboard()
