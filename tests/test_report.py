@@ -286,16 +286,19 @@ def test_the_headline_says_how_many_times_fewer_at_which_loss():
     rows = [
         {"method": "ns-bespoke", "nfe": 10, "rmse": 0.00303, "psnr": 50.0, "fid": 3.1},
         {"method": "ns-bespoke", "nfe": 5, "rmse": 0.0123, "psnr": 40.0, "fid": 4.0},
+        {"method": "rk2-bespoke", "nfe": 10, "rmse": 0.0213, "psnr": 39.0, "fid": 4.0},
         {"method": "unipc", "nfe": 10, "rmse": 0.0401, "psnr": 37.1, "fid": 5.0},
         {"method": "unipc", "nfe": 20, "rmse": 0.0001, "psnr": 90.0, "fid": 3.0},
     ]
-    text = eval_report.headline(Comparison(rows, 64, 0, 127.0, 1e-5, {"fid": 3.0}, 500), ["ns-bespoke"]).html()
+    found = Comparison(rows, 64, 0, 127.0, 1e-5, {"fid": 3.0}, 500)
+    text = eval_report.headline(found, ["ns-bespoke", "rk2-bespoke"]).html()
     assert '<p class="figure">12.7 times fewer evaluations</p>' in text
     assert "takes 10 evaluations of the model a sample, the exact ones took 127" in text
     assert "RMSE 0.00303, PSNR 50.0 dB" in text
     assert "The best other method with 10 evaluations, unipc: RMSE 0.0401" in text
     assert "Its FID is 3.10; that of the exact samples is 3.00." in text
     assert "With 5 evaluations, 25.4 times fewer: RMSE 0.0123" in text
+    assert "rk2-bespoke with 10 evaluations, 12.7 times fewer: RMSE 0.0213" in text
 
 
 def test_provenance_tells_what_fits_share_once(digits):

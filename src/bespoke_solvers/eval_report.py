@@ -84,7 +84,9 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
         more.append(f"Its FID is {best['fid']:.2f}; that of the exact samples is {exact:.2f}.")
     if others:
         cheaper = sorted(others, key=lambda row: row["nfe"])
-        more += [f"With {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}." for row in cheaper]
+        for row in cheaper:
+            which = "With" if row["method"] == best["method"] else f"{row['method']} with"
+            more.append(f"{which} {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}.")
     return Headline("In short", f"{_fewer(cost, best)} evaluations", sentence, more)
 
 
