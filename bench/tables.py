@@ -114,12 +114,12 @@ def main() -> None:
             options.pictures.mkdir(parents=True, exist_ok=True)
             best = {(r["method"], r["nfe"]): r for r in sorted(records, key=lambda r: r["rmse"] or inf, reverse=True)}
             lines = [r | {"nfe": r.get("used", r["nfe"])} for r in records if r in best.values()]
-            figure = pictures.errors_against_nfe(lines, DEFAULT)
-            pictures.save(figure, options.pictures / f"{model.replace(':', '-')}.png")
+            file = re.sub("[: ]", "-", name)  # with the store's name, unless it is the frontier
+            pictures.save(pictures.errors_against_nfe(lines, DEFAULT), options.pictures / f"{file}.png")
             rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == options.cost_at]
             if rivals:
                 figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in rivals})
-                pictures.save(figure, options.pictures / f"{model.replace(':', '-')}-fits.png")
+                pictures.save(figure, options.pictures / f"{file}-fits.png")
     if options.into:
         into(options.into, printed)
 

@@ -160,8 +160,8 @@ def _samples(comparison: Comparison, bank: Bank, solvers: Sequence[Solver]) -> d
     """The pictures of the exact samples, and of those of all methods of the first solver's cost, the solvers first."""
     exact = held_out(bank, "report", comparison.seed, comparison.samples).x1[:COLUMNS]
     cost, own = solvers[0].nfe, list(map(name_of, solvers))
-    names = sorted((name for name, nfe in comparison.shown if nfe == cost), key=lambda name: name not in own)
-    names.sort(key=lambda name: name != own[0])
+    names = [name for name, nfe in comparison.shown if nfe == cost]
+    names.sort(key=lambda name: (name != own[0], name not in own))
     drawn = {f"{name}, {cost} NFE": comparison.shown[name, cost][:COLUMNS] for name in names}
     return {name: bank.model.pictures(x) for name, x in ({"exact": exact} | drawn).items()}
 
