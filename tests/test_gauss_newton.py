@@ -108,6 +108,44 @@ def test_a_linear_problem_is_solved_in_one_step(batches):
     assert problem.accepted.item() == pytest.approx(1, abs=1e-3)
 
 
+class Counted(Scale):
+    """Counts the candidates."""
+
+    tried = 0
+
+    def samples(self, theta):
+        self.tried += 1
+        return super().samples(theta)
+
+
+def test_few_dampings_are_tried_and_fewer_near_the_last_one(batches):
+    """The first step goes from the middle of the eight to the least; the next one begins there."""
+    problem = Counted(still(batches))
+    stage = GaussNewton(problem)
+    stage.step()
+    assert problem.tried == 1 + 5, "where it stands, and the dampings from 0.3 to 3e-7"
+    assert problem.accepted.item() == pytest.approx(1, abs=1e-6)
+    problem.tried = 0
+    stage.step()
+    assert problem.tried == 2
+
+
+class Valleys(Scale):
+    """Two dampings that are better than those beside them, 0.3 more so than the least."""
+
+    def samples(self, theta):
+        taken = (theta.item() + 1) / 2  # of the undamped step
+        away = 0.1 if taken == pytest.approx(1 / 1.3, abs=1e-3) else 0.5 - 0.1 * taken
+        return [(1 - away if taken else -1) * paths.noise.x0 for paths in self.batches]
+
+
+def test_both_sides_of_the_first_damping_are_looked_at(batches):
+    """It is 0.01; the damping 0.3 on its one side leads to the deeper valley, 3e-4 on the other is better, too."""
+    problem = Valleys(still(batches))
+    GaussNewton(problem).step()
+    assert (problem.accepted.item() + 1) / 2 == pytest.approx(1 / 1.3, abs=1e-3)
+
+
 class Hill(Scale):
     """A way to the solution that leads over a hill, which begins right after the shortest step."""
 

@@ -22,7 +22,7 @@ from bespoke_solvers.stages import Stage
 from bespoke_solvers.table import TableError
 
 DIFFERENCES = (1e-3, 1e-2, 1e-1)  # how far an input is moved: the more, the more a network is rounded (TF32, bfloat16)
-DAMPINGS = (1e4, 300.0, 10.0, 0.3, 1e-2, 3e-4, 1e-5, 3e-7)  # tried in each step
+DAMPINGS = (1e4, 300.0, 10.0, 0.3, 1e-2, 3e-4, 1e-5, 3e-7)
 PAYS = 0.02  # nats of MSE (0.09 dB) that a step must gain for another one to be worth its cost
 
 
@@ -56,6 +56,14 @@ class Problem(ABC):
         """y_n of each batch and its derivatives, by differences of that size; the weights are those of the samples."""
 
 
+class Candidate(NamedTuple):
+    """Where a step may lead."""
+
+    loss: float
+    theta: Float[Tensor, " m"]
+    errors: list[Tensor]
+
+
 class GaussNewton(Stage):
     """The stage: theta, and each path's error there."""
 
@@ -67,6 +75,7 @@ class GaussNewton(Stage):
         self.gain = math.inf
         self.errors: list[Tensor] = []
         self.smoothest = 0.0
+        self.damping = len(DAMPINGS) // 2  # the last step's best, as an index
 
     @property
     def finished(self) -> bool:
@@ -75,7 +84,8 @@ class GaussNewton(Stage):
 
     @torch.no_grad()
     def step(self) -> float:
-        """Linearise, damp (Levenberg's way, relative to Marquardt's diagonal), keep what is best; returns E log MSE.
+        """Linearise, damp (Levenberg's way, relative to Marquardt's diagonal), go downhill from the damping that was
+        best in the last step; returns E log MSE.
 
         Inputs are moved about as far as the samples are off: a network is rougher in the small than a step is long.
         """
@@ -84,21 +94,33 @@ class GaussNewton(Stage):
             self.smoothest = smoothest_difference(self.problem.batches[0])
         before = log_mean(self.errors)
         H, g = self._normal_equations(max(self.smoothest, min(math.exp(before / 2), DIFFERENCES[1])))
-        best, theta, found, worse = before, self.theta, self.errors, 0
-        for damping in DAMPINGS:
-            candidate = self.theta + damped_solve(H, g, damping)
-            try:
-                there = self._errors(candidate)
-            except TableError:
-                break
-            if log_mean(there) < best:
-                best, theta, found, worse = log_mean(there), candidate, there, 0
-            elif (worse := worse + 1) > 1 and before - best > PAYS:  # a tiny step gains a little everywhere
-                break
-        if best < before:
-            self.theta, self.errors = self.problem.accept(theta), found
-        self.gain = before - best
-        return best
+        tried: dict[int, Candidate] = {}
+
+        def loss(index: int) -> float:
+            if not 0 <= index < len(DAMPINGS):
+                return math.inf
+            if index not in tried:
+                tried[index] = self._candidate(self.theta + damped_solve(H, g, DAMPINGS[index]))
+            return tried[index].loss
+
+        while loss(self.damping) >= before and self.damping > 0:
+            self.damping -= 1
+        self.damping = min(self.damping, self.damping + 1, self.damping - 1, key=loss)
+        for way in (1, -1):
+            while loss(self.damping + way) < loss(self.damping):
+                self.damping += way
+        best = tried[self.damping]
+        self.gain = max(before - best.loss, 0.0)
+        if self.gain > 0:
+            self.theta, self.errors = self.problem.accept(best.theta), best.errors
+        return before - self.gain
+
+    def _candidate(self, theta: Tensor) -> "Candidate":
+        try:
+            there = self._errors(theta)
+        except TableError:
+            return Candidate(math.inf, theta, [])
+        return Candidate(log_mean(there), theta, there)
 
     def _errors(self, theta: Tensor) -> list[Tensor]:
         return errors(self.problem.samples(theta), self.problem.batches)
@@ -119,7 +141,7 @@ class GaussNewton(Stage):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the family's numbers."""
-        return {name: getattr(self, name) for name in ("theta", "gain", "errors", "smoothest")}
+        return {name: getattr(self, name) for name in ("theta", "gain", "errors", "smoothest", "damping")}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
