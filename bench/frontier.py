@@ -16,7 +16,7 @@ from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import NonStationary
-from bespoke_solvers.fitting import EFFORTS, STEPS, fit
+from bespoke_solvers.fitting import EFFORTS, STEPS, enough, fit
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.table import Table
@@ -58,6 +58,9 @@ class Frontier:
         self.bank = Bank(exact, folder, batch_size=options.batch_size, budget=2**36, **tolerance)
         self.report = held_out(self.bank, "report", options.seed, options.samples)
         self.choose = held_out(self.bank, "choose", options.seed, min(options.samples, options.grid_samples))
+        self.paths = options.paths or enough(self.model, EFFORTS["medium"].paths)
+        if self.paths % options.batch_size:
+            raise SystemExit(f"{self.paths} paths are no multiple of the batch size, {options.batch_size}")
         self.chain: dict[tuple[str, int], Fitted] = {}
         print(f"{name}: exact with {self.report.evaluations:.0f} NFE to {self.report.own_error:.0e}", flush=True)
 
@@ -69,7 +72,7 @@ class Frontier:
 
     def budget(self, method: str) -> str:
         """What a fit may spend, in words; a method that is not fitted has none."""
-        paths, steps = self.options.paths, 0
+        paths, steps = self.paths, 0
         if method in ADAM:
             rate = "" if self.options.learning_rate == 2e-3 else f" at {self.options.learning_rate:g}"
             return f"{paths} paths, {self.options.adam} steps{rate}"
@@ -80,7 +83,7 @@ class Frontier:
         elif method in (TRANSFERRED, REFINED):
             return self.budget(DEFAULT)
         elif method == HIGH:
-            paths, steps = EFFORTS["high"].paths, EFFORTS["high"].steps
+            paths, steps = enough(self.model, EFFORTS["high"].paths), EFFORTS["high"].steps
         else:
             return "grid chosen" if method in dedicated.METHODS else ""
         return f"{paths} paths, {steps} steps"
@@ -91,7 +94,7 @@ class Frontier:
         if method == TRANSFERRED:
             return self.quality(self.transferred(nfe))
         if method == REFINED:
-            refined = {"objective": "endpoint", "iterations": EFFORTS["medium"].steps, "paths": options.paths}
+            refined = {"objective": "endpoint", "iterations": EFFORTS["medium"].steps, "paths": self.paths}
             return self.fit(nfe, refined | {"start": self.transferred(nfe)}).record
         if method in CHAIN:
             return self.chained(method, nfe).record
@@ -99,7 +102,7 @@ class Frontier:
             return self.best_grid(method, nfe)
         if "rk2" in method and nfe % 2:
             return None
-        chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": options.paths}
+        chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": self.paths}
         if method in ADAM:
             chosen |= {"iterations": options.adam, "learning_rate": options.learning_rate} | ADAM[method]
         if method == "bns from euler":
@@ -132,7 +135,7 @@ class Frontier:
         """A stage of the default, begun where the one before it ended, which is measured, too."""
         if (method, nfe) not in self.chain:
             before = list(CHAIN)[: list(CHAIN).index(method)]
-            chosen: dict[str, Any] = {"objective": CHAIN[method], "paths": self.options.paths}
+            chosen: dict[str, Any] = {"objective": CHAIN[method], "paths": self.paths}
             if method == DEFAULT:
                 chosen["iterations"] = EFFORTS["medium"].steps
             began = self.chained(before[-1], nfe) if before else None
@@ -144,7 +147,7 @@ class Frontier:
         options = self.options
         if began:
             chosen = chosen | {"start": began.table}
-        counts = {"seed": options.seed, "validation_paths": options.samples, "validate_every": options.validate_every}
+        counts = {"seed": options.seed, "validation_paths": options.choose, "validate_every": options.validate_every}
         solver = fit(self.model, nfe=nfe, bank=self.bank, progress=False, **counts, **chosen)
         spent, seconds, history = solver.fit["evaluations"], solver.fit["seconds"], solver.fit["history"]
         rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in history]
@@ -156,10 +159,8 @@ class Frontier:
             first = before["history"][-1][0]
             rows = before["history"] + [[first + i, *row] for i, *row in rows[1:]]
         record = {
-            "rmse": solver.validation["rmse"],
-            "psnr": solver.validation["psnr"],
-            "reference_evaluations": solver.validation["reference_evaluations"],
-            "reference_error": solver.validation["reference_error"],
+            **self.quality(solver.table),
+            "choose": solver.fit["validation_paths"],
             "evaluations": spent,
             "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
             "seconds": round(seconds, 1),
@@ -176,13 +177,14 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="the folder of the networks")
     parser.add_argument("--method", nargs="+", default=[*dedicated.NAMES, *LEARNED], help="which ones")
     parser.add_argument("--nfe", nargs="+", type=int, default=[5, 6, 8, 10, 16, 20])
-    parser.add_argument("--paths", type=int, default=EFFORTS["medium"].paths, help="to fit to")
-    parser.add_argument("--samples", type=int, default=256, help="to choose by, and as many to report on")
+    parser.add_argument("--paths", type=int, help="to fit to; by default as many as `fit` takes")
+    parser.add_argument("--choose", type=int, help="samples to choose a fit's best step by; by default likewise")
+    parser.add_argument("--samples", type=int, default=256, help="to report on")
     parser.add_argument("--grid-samples", type=int, default=1024, help="at most, to choose a baseline's grid by")
     parser.add_argument("--adam", type=int, default=700, help="steps of the fits by gradient")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="of those")
     parser.add_argument("--validate-every", type=int, default=25, help="of those")
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tolerance", type=float, default=1e-6, help="of the exact paths")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after that time")
@@ -190,8 +192,6 @@ def main() -> None:
     parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
-    if options.paths % options.batch_size:
-        parser.error(f"{options.paths} paths are no multiple of the batch size, {options.batch_size}")
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     store, started = Store(options.store), time.monotonic()
     for name in options.model:

@@ -1,4 +1,4 @@
-"""The models of the benchmarks: the toys, and two class-conditional CIFAR-10 U-Nets in diffusers' format.
+"""The models of the benchmarks: the toys, the zoo, and two class-conditional CIFAR-10 U-Nets in diffusers' format.
 
 `cifar10-fm-ot` predicts noise - data on the straight path, `cifar10-eps-vp` the noise on the VP path; the timestep of
 both is 1000 (1 - t), label 10 is "no class". `cifar10-fm-ot@w2` is guided with scale 2; `cifar10-fm-ot@bfloat16` runs
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from bespoke_solvers import Model, schedules, toy
+from bespoke_solvers import Model, schedules
 from bespoke_solvers.adapters.diffusers import as_model, trained_by_us
+from bespoke_solvers.models import resolve
 
 HALF = ("bfloat16", "float16")
 
@@ -23,8 +24,8 @@ def full_precision(name: str) -> str:
 
 def load(name: str, folder: Path | None = None, device: str = "cpu", compiled: bool = False) -> Model:
     """The named model; the U-Nets are looked for in `folder`, and compiled for batches of one size."""
-    if name.startswith("toy:"):
-        return toy.load(name)
+    if name.startswith(("toy:", "zoo:")):
+        return resolve(name, device=device)
     from diffusers import UNet2DModel
 
     if folder is None:

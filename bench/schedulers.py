@@ -18,6 +18,7 @@ from bespoke_solvers import BespokeScheduler, fit
 from bespoke_solvers.adapters.diffusers import as_model, meaning_of
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, Quality, held_out
+from bespoke_solvers.fitting import EFFORTS
 from bespoke_solvers.metrics import psnr, rmse
 
 CLASSES = 10
@@ -80,8 +81,9 @@ class Pipeline:
 
     def own(self, nfe: int) -> tuple[str, Any, int]:
         """BespokeScheduler with the default fit."""
-        counts = {"paths": self.options.paths, "validation_paths": self.options.samples, "seed": self.options.seed}
-        solver = fit(self.model, nfe=nfe, bank=self.bank, progress=False, **counts)
+        solver = fit(
+            self.model, nfe=nfe, paths=self.options.paths, seed=self.options.seed, bank=self.bank, progress=False
+        )
         return solver.family, BespokeScheduler.from_solver(solver, self.scheduler), nfe
 
     def best(self, method: str, nfe: int) -> tuple[str, Any, int]:
@@ -119,8 +121,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True, help="the folder of the networks")
     parser.add_argument("--method", nargs="+", help="which schedulers; by default all")
     parser.add_argument("--nfe", nargs="+", type=int, default=[5, 8, 10, 20])
-    parser.add_argument("--paths", type=int, default=128, help="to fit to")
-    parser.add_argument("--samples", type=int, default=256, help="to choose by, and as many to report on")
+    parser.add_argument("--paths", type=int, default=EFFORTS["medium"].paths, help="to fit to")
+    parser.add_argument("--samples", type=int, default=256, help="to report on")
     parser.add_argument("--grid-samples", type=int, default=128, help="at most, to choose a scheduler's options by")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tolerance", type=float, default=1e-5, help="of the exact paths")

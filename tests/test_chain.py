@@ -146,6 +146,7 @@ def test_unknown_words_for_paths_are_named(model, bank):
 
 def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
     monkeypatch.setitem(EFFORTS, "high", Effort("projection", 32, 1))
+    monkeypatch.setattr(fitting, "NUMBERS", 2 * 32)
     options = {name: value for name, value in SMALL.items() if name != "paths"}
     solver = fit(model, bank, effort="high", **options)
     assert solver.fit["objective"] == "projection"
@@ -163,6 +164,13 @@ def test_more_effort_is_more_work():
     assert CHAIN.index(low.objective) < CHAIN.index(medium.objective) == CHAIN.index(high.objective)
     assert medium.steps < high.steps
     assert low.steps == len(WARPS) + FINALISTS, "all grids, and the best of them to the end"
+
+
+@pytest.mark.parametrize(("shape", "count"), [((2,), 256), ((8, 8), 256), ((16, 16), 64), ((3, 32, 32), 64)])
+def test_small_samples_are_taken_in_larger_numbers(model, shape, count):
+    shaped = dataclasses.replace(model, shape=shape)
+    assert fitting.enough(shaped, 64) == count
+    assert fitting.enough(shaped, 500) == 500
 
 
 def test_evaluations_are_accounted_for(model):

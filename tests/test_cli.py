@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import re
@@ -17,7 +18,8 @@ from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
 from bespoke_solvers.report import significant
-from bespoke_solvers.solver import available
+from bespoke_solvers.solver import available, save
+from bespoke_solvers.table import Table
 
 QUICK = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--iterations", "25", "--quiet"]
 
@@ -182,9 +184,22 @@ def test_show_explains_a_file(solver, here, capsys):
     assert size("theta.png")[0] > 1000
 
 
+def test_show_says_what_a_solver_was_made_for(solver, here, capsys):
+    made = load(solver)
+    begun = Table(made.table.t[1:], made.table.a[1:], made.table.b[1:, 1:])
+    guided = dataclasses.replace(made, model=made.model | {"guidance": 3.5}, starts={1: begun})
+    save([guided], "guided.json")
+    run("show", "guided.json")
+    printed = capsys.readouterr().out
+    assert ", guidance 3.5" in printed
+    assert "with tables that start at evaluation 1" in printed
+
+
 def test_dry_runs_write_nothing(solver, here, capsys):
     run("fit", "own:model", "--nfe", 10, "--out", "s.json", "--dry-run")
-    assert "76 numbers to learn: closed-form, projection, endpoint" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "76 numbers to learn: closed-form, projection, endpoint" in printed
+    assert "paths       256, 32 at a time" in printed
     run("eval", "toy:checkerboard", "--solver", solver, "--out", "results", "--dry-run")
     assert "evaluations" in capsys.readouterr().out
     assert [file.name for file in here.iterdir() if file.name != "__pycache__"] == ["own.py"]

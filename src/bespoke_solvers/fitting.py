@@ -3,11 +3,11 @@
 import copy
 import dataclasses
 import functools
+import math
 import os
 import time
 import warnings
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -35,7 +35,7 @@ CHAIN = ("closed-form", "projection", "endpoint")  # for `ns`, each one the star
 
 
 class Effort(NamedTuple):
-    """How far the chain goes, on how many paths, and for how many steps at most of its last stage."""
+    """How far the chain goes, on how many paths (see `enough`), and for how many steps at most of its last stage."""
 
     objective: str
     paths: int
@@ -43,11 +43,13 @@ class Effort(NamedTuple):
 
 
 EFFORTS = {
-    "low": Effort("closed-form", 64, STEPS["closed-form"]),
-    "medium": Effort("endpoint", 128, 12),
-    "high": Effort("endpoint", 1024, 40),
+    "low": Effort("closed-form", 32, STEPS["closed-form"]),
+    "medium": Effort("endpoint", 64, 12),
+    "high": Effort("endpoint", 256, 40),
 }
 PAPER = Effort("bound", 256, STEPS["bound"])
+VALIDATION_PATHS = 64
+NUMBERS, MOST = 2**14, 256  # in all samples together, and samples, that are enough by themselves
 HARMLESS = 1e-4  # an error of the reference that no one sees
 IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
 PRECISION = 0.05  # how far the numbers of a model's fingerprint may lie apart in full and in half precision
@@ -109,7 +111,7 @@ def fit(
     paths: int | str | None = None,
     iterations: int | None = None,
     learning_rate: float = 2e-3,
-    validation_paths: int = 256,
+    validation_paths: int | None = None,
     validate_every: int = 25,
     bank: Bank | None = None,
     rate: Rate | None = None,
@@ -123,9 +125,11 @@ def fit(
     or endpoint; or a loss of one's own for Adam, a function of the family and a batch of paths.
     effort: `low`, `medium` (default) or `high`, which names objective, paths and iterations of `ns` (see `EFFORTS`).
     start: for `ns`, a table on the model (a baseline's, say) from which projection or endpoint begin.
-    paths: how many exact paths are solved once and kept; "fresh" solves new ones for each step, as the paper does.
+    paths: how many exact paths are solved once and kept (`enough`, by default); "fresh" solves new ones for each step,
+    as the paper does.
     iterations: the most steps of the last stage, which ends earlier where they no longer pay.
     learning_rate, validate_every: Adam's.
+    validation_paths: how many samples the best step is chosen by, and as many others to report on.
     bank: where exact paths are kept, in what batches; by default in memory, 32 at a time. For a half-precision network
     it may be that of the same model in full precision, so that the rounding is fitted, too.
     rate: what the best step is chosen by, the lower the better, in place of RMSE and PSNR on held-out noise: FID, say.
@@ -141,9 +145,10 @@ def fit(
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     names = stages_of(learner, objective, effort, start is not None, paths == "fresh")
-    paths, steps = _amounts(learner, objective, effort, names, paths, iterations)
+    paths, steps = _amounts(model, learner, objective, effort, names, paths, iterations)
     if start is not None and isinstance(learner, NonStationary):
         learner.load_table(start.off(model))
+    validation_paths = enough(model, VALIDATION_PATHS) if validation_paths is None else validation_paths
     if validation_paths < 1:
         raise ValueError(f"{validation_paths} paths to validate are too few")
     description = describe(model)
@@ -197,9 +202,19 @@ def fit(
         "iterations": run.iteration,
         "best_iteration": run.best_iteration,
         "ratings": [list(row) for row in run.ratings],
-        "history": [[value if value is not None and isfinite(value) else None for value in row] for row in run.history],
+        "history": [[x if x is not None and math.isfinite(x) else None for x in row] for row in run.history],
     }
     return _solver(learner, model, description, report, settings | course)
+
+
+def enough(model: Model, least: int) -> int:
+    """How many samples to fit to or judge by: more than `least` where a sample has few numbers (see `NUMBERS`)."""
+    return max(least, min(-(-NUMBERS // math.prod(model.shape)), MOST))
+
+
+def paths_of(model: Model, family: Family, effort: str | None) -> int:
+    """How many exact paths a fit solves where nothing else is said."""
+    return enough(model, _default(family, effort).paths)
 
 
 def stages_of(
@@ -229,6 +244,7 @@ def _default(family: Family, effort: str | None) -> Effort:
 
 
 def _amounts(
+    model: Model,
     family: Family,
     objective: str | Loss | None,
     effort: str | None,
@@ -238,7 +254,7 @@ def _amounts(
 ) -> tuple[int | str, list[int]]:
     """How many paths, and the most steps of each stage."""
     default = _default(family, effort)
-    paths = default.paths if paths is None else paths
+    paths = paths_of(model, family, effort) if paths is None else paths
     if paths != "fresh" and not (isinstance(paths, int) and paths > 0):
         raise ValueError(f'paths must be a positive number or "fresh", got {paths!r}')
     if iterations is None:

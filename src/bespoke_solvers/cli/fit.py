@@ -53,7 +53,9 @@ def fit(
     fresh: Annotated[bool, typer.Option("--fresh", help="New paths in every iteration, as the paper does.")] = False,
     iterations: Annotated[int | None, typer.Option(min=0, help="The most steps of the objective.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Of Adam, which minimises the bound.")] = 2e-3,
-    validation_paths: Annotated[int, typer.Option(min=1, help="Samples to choose by, and as many to report on.")] = 256,
+    validation_paths: Annotated[
+        int | None, typer.Option(min=1, help="Samples to choose by, and as many to report on.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Paths that are solved and used together.")] = 32,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact paths.")] = 1e-5,
     bank: Annotated[
@@ -98,7 +100,7 @@ def fit(
         for n, learner in learners.items():
             parameters = sum(p.numel() for p in learner.parameters() if p.requires_grad)
             typer.echo(f"solver      {family}, {n} evaluations, {parameters} numbers to learn: {', '.join(stages)}")
-        counted = "new ones each time" if fresh else paths or "as many as the effort says"
+        counted = "new ones each time" if fresh else paths or fitting.paths_of(resolved, learner, effort)
         typer.echo(f"paths       {counted}, {batch_size} at a time, in {folder}")
         typer.echo(f"output      {out}; until it is there, checkpoints beside it")
         return
@@ -108,7 +110,8 @@ def fit(
 
     def begin(n: int) -> Table | None:
         if start == "best":
-            choose = held_out(kept, "choose", seed, validation_paths, progress=not quiet)
+            count = validation_paths or fitting.enough(resolved, fitting.VALIDATION_PATHS)
+            choose = held_out(kept, "choose", seed, count, progress=not quiet)
             found = portfolio.best(list(dedicated.NAMES), n, resolved, choose)
             if found:
                 typer.echo(f"{n} NFE begins at {found.name}, RMSE {found.quality.rmse:.4f}", err=True)

@@ -20,22 +20,27 @@ def show(
     model = found[0].model
     schedule = dict(model.get("schedule", {}))
     name = schedule.pop("name", "unknown")
-    few = {key: value for key, value in schedule.items() if not isinstance(value, list)}
+    path = " ".join([name, *(f"{key} = {value}" for key, value in schedule.items() if not isinstance(value, list))])
+    told = [f"{field} {model[field]}" for field in ("guidance", "conditions") if model.get(field) is not None]
     typer.echo(f"{file}: {len(found)} table{'s' * (len(found) > 1)} for a model of {model.get('shape')}")
-    typer.echo(f"  path {name} {few or ''}, prediction {model.get('prediction')}, domain {model.get('domain')}")
+    known = [f"path {path}", f"prediction {model.get('prediction')}", f"domain {model.get('domain')}", *told]
+    typer.echo(f"  {', '.join(known)}")
     for solver in found:
         fit, validation = solver.fit, solver.validation
         numbers = sum(map(len, solver.theta.values()))
         typer.echo(f"\n{solver.nfe} evaluations, family {solver.family}, {numbers} learned numbers")
         if "evaluations" in fit:
             spent = ", ".join(f"{count:,} {kind}" for kind, count in fit["evaluations"].items())
+            paths = f" on {fit['paths']} paths" if "paths" in fit else ""
             typer.echo(
-                f"  fitted with {fit.get('objective')} on {fit.get('paths') or 'new'} paths, iteration "
-                f"{fit.get('best_iteration')} of {fit.get('iterations')}, seed {fit.get('seed')}, in "
-                f"{fit.get('seconds')} s\n  evaluations spent: {spent}"
+                f"  fitted with {fit.get('objective')}{paths}, iteration {fit.get('best_iteration')} of "
+                f"{fit.get('iterations')}, seed {fit.get('seed')}, in {fit.get('seconds')} s"
             )
+            typer.echo(f"  evaluations spent: {spent}")
         if "baseline" in validation:
             typer.echo(f"  on {validation.get('samples')} samples: {in_figures(validation)}")
+        if solver.starts:
+            typer.echo(f"  with tables that start at evaluation {', '.join(map(str, sorted(solver.starts)))}")
         typer.echo("  k   time     a        b, the weights of the velocities before")
         rows = zip([*solver.table.t.tolist(), None], solver.table.a.tolist(), solver.table.b.tolist(), strict=True)
         for k, (t, a, b) in enumerate(rows):
