@@ -1,8 +1,8 @@
 """diffusers' own schedulers beside BespokeScheduler: python -m bench.schedulers cifar10-fm-ot --models FOLDER ...
 
-Each scheduler is called as diffusers' pipelines call it, with the same network, the same times of the network and the
-same noise, and with those of its own options that are best on the choosing set. cifar10-eps-vp is taken as pipelines
-have such networks: on the discrete schedule of DDPM.
+Each scheduler runs in diffusers' pipeline for class-conditional U-Nets, with the same network, the same times of the
+network and the same noise, and with those of its own options that are best on the choosing set. cifar10-eps-vp is taken
+as pipelines have such networks: on the discrete schedule of DDPM.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from typing import Any
 
 import diffusers
 import torch
+from torch import Tensor
 
 from bench.store import KEY, Store
 from bespoke_solvers import BespokeScheduler, fit
@@ -19,7 +20,7 @@ from bespoke_solvers.adapters.diffusers import as_model, meaning_of
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, Quality, held_out
 from bespoke_solvers.fitting import EFFORTS
-from bespoke_solvers.metrics import psnr, rmse
+from bespoke_solvers.velocity import Noise
 
 CLASSES = 10
 OURS = "BespokeScheduler"
@@ -70,7 +71,8 @@ class Pipeline:
 
     def budget(self, method: str) -> str:
         """In words."""
-        return f"{self.options.paths} paths" if method == OURS else "options chosen"
+        options = self.options
+        return f"{options.effort} effort, {options.paths} paths" if method == OURS else "options chosen"
 
     def measure(self, method: str, nfe: int) -> dict[str, Any]:
         """The record of a cell."""
@@ -80,10 +82,10 @@ class Pipeline:
         return {"name": name, "used": len(scheduler.timesteps), **quality.figures(), **reference}
 
     def own(self, nfe: int) -> tuple[str, Any, int]:
-        """BespokeScheduler with the default fit."""
-        solver = fit(
-            self.model, nfe=nfe, paths=self.options.paths, seed=self.options.seed, bank=self.bank, progress=False
-        )
+        """BespokeScheduler with a fit of its own."""
+        options = self.options
+        counts = {"paths": options.paths, "validation_paths": len(self.choose.x1), "seed": options.seed}
+        solver = fit(self.model, nfe=nfe, effort=options.effort, bank=self.bank, progress=False, **counts)
         return solver.family, BespokeScheduler.from_solver(solver, self.scheduler), nfe
 
     def best(self, method: str, nfe: int) -> tuple[str, Any, int]:
@@ -99,20 +101,33 @@ class Pipeline:
             rated.append((self.quality(scheduler, count, self.choose).score, name, scheduler, count))
         return max(rated, key=lambda entry: entry[0])[1:]
 
-    @torch.no_grad()
     def quality(self, scheduler: Any, count: int, held: HeldOut) -> Quality:
-        """Of samples as a pipeline draws them, to the exact ones."""
-        drawn = []
-        for noise in held.noise:
-            scheduler.set_timesteps(count, device=noise.x0.device)
-            x = noise.x0 * getattr(scheduler, "init_noise_sigma", 1.0)
-            for t in scheduler.timesteps:
-                scaled = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
-                output = self.network(scaled, t, class_labels=noise.condition).sample
-                x = scheduler.step(output, t, x, return_dict=False)[0]
-            drawn.append(x)
-        x1 = torch.cat(drawn)
-        return Quality(rmse(x1, held.x1), psnr(x1, held.x1))
+        """Of the pipeline's samples, to the exact ones."""
+        return held.quality_of(torch.cat([self.sample(scheduler, count, noise) for noise in held.noise]))
+
+    def sample(self, scheduler: Any, count: int, noise: Noise) -> Tensor:
+        """What diffusers' pipeline draws from this noise, before it is clipped to a picture."""
+        pipeline = diffusers.ConsistencyModelPipeline(self.network, fitting(scheduler))
+        pipeline.set_progress_bar_config(disable=True)
+        drawn: list[Tensor] = []
+        pipeline(
+            batch_size=len(noise.x0),
+            class_labels=noise.condition,
+            num_inference_steps=count,
+            latents=noise.x0,
+            output_type="pt",
+            callback=lambda _, __, x: drawn.append(x),
+        )
+        return drawn[-1]
+
+
+def fitting(scheduler: Any) -> Any:
+    """The scheduler with what that pipeline asks for and not every one has; none of it changes what a step computes."""
+    step = type(scheduler).step
+    scheduler.step = lambda output, t, x, generator: step(scheduler, output, t, x, return_dict=False)
+    if not hasattr(scheduler, "scale_model_input"):
+        scheduler.scale_model_input, scheduler.init_noise_sigma = lambda x, t: x, 1.0
+    return scheduler
 
 
 def main() -> None:
@@ -121,6 +136,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True, help="the folder of the networks")
     parser.add_argument("--method", nargs="+", help="which schedulers; by default all")
     parser.add_argument("--nfe", nargs="+", type=int, default=[5, 8, 10, 20])
+    parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of our fits")
     parser.add_argument("--paths", type=int, default=EFFORTS["medium"].paths, help="to fit to")
     parser.add_argument("--samples", type=int, default=256, help="to report on")
     parser.add_argument("--grid-samples", type=int, default=128, help="at most, to choose a scheduler's options by")
