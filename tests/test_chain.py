@@ -17,7 +17,6 @@ from bespoke_solvers.generic import baseline
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.schedules import VP, CondOT, Cosine
-from bespoke_solvers.stages import FINALISTS
 from bespoke_solvers.velocity import Counter, Model
 from chains import CHAINED, CLOSED, GRIDS, SMALL, entries, fit, on_choosing_set
 from problems import CENTRES, mixture
@@ -163,7 +162,7 @@ def test_more_effort_is_more_work():
     assert low.paths < medium.paths < high.paths
     assert CHAIN.index(low.objective) < CHAIN.index(medium.objective) == CHAIN.index(high.objective)
     assert medium.steps < high.steps
-    assert low.steps == len(WARPS) + FINALISTS, "all grids, and the best of them to the end"
+    assert low.steps == len(WARPS) + 1, "all grids, and the best of them to the end"
 
 
 @pytest.mark.parametrize(("shape", "count"), [((2,), 256), ((8, 8), 256), ((16, 16), 64), ((3, 32, 32), 64)])
@@ -187,8 +186,8 @@ def test_evaluations_are_accounted_for(model):
 
 
 def test_the_closed_form_costs_what_it_must(chain):
-    """Each grid once and the finalists three times, at n evaluations for each path; and two validations."""
-    assert chain["closed-form"].fit["evaluations"]["forward"] == (GRIDS + 3 * FINALISTS) * 4 * 48 + 2 * 4 * 16
+    """Each grid once, the first twice and the best thrice more, at n evaluations for each path; and two validations."""
+    assert chain["closed-form"].fit["evaluations"]["forward"] == (GRIDS + 1 + 3) * 4 * 48 + 2 * 4 * 16
 
 
 def test_no_gradient_of_the_network_is_needed(model, bank, whole):

@@ -25,12 +25,12 @@ from bespoke_solvers.projection import Projection
 from bespoke_solvers.reference import Paths, solve
 from bespoke_solvers.run import Planned, Rate, Run
 from bespoke_solvers.solver import Solver
-from bespoke_solvers.stages import FINALISTS, Adam, ClosedForm, Loss, Stage
+from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model
 
 # At most, by objective.
-STEPS = {"closed-form": len(WARPS) + FINALISTS, "projection": 10, "endpoint": 20, "bound": 1000}
+STEPS = {"closed-form": len(WARPS) + 1, "projection": 10, "endpoint": 20, "bound": 1000}
 CHAIN = ("closed-form", "projection", "endpoint")  # for `ns`, each one the start of the next
 
 

@@ -23,7 +23,7 @@ from bespoke_solvers.table import TableError
 
 DIFFERENCES = (1e-3, 1e-2, 1e-1)  # how far an input is moved: the more, the more a network is rounded (TF32, bfloat16)
 DAMPINGS = (1e4, 300.0, 10.0, 0.3, 1e-2, 3e-4, 1e-5, 3e-7)
-PAYS = 0.02  # nats of MSE (0.09 dB) that a step must promise to be worth its cost
+PAYS = 0.02  # nats of MSE (0.09 dB) that a step must gain for another one to be worth its cost
 
 
 class Linearised(NamedTuple):
@@ -72,18 +72,15 @@ class GaussNewton(Stage):
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.theta = problem, problem.start()
-        self.gains: list[float] = []
+        self.gain = math.inf
         self.errors: list[Tensor] = []
         self.smoothest = 0.0
         self.damping = len(DAMPINGS) // 2  # the last step's best, as an index
 
     @property
     def finished(self) -> bool:
-        """Whether another step would hardly pay, if gains go on to fall as the last one did."""
-        if not self.gains:
-            return False
-        before, last = self.gains[-2:][0], self.gains[-1]
-        return last**2 <= PAYS * max(before, last)  # the next gain would be last**2 / before
+        """Whether the last step hardly paid."""
+        return self.gain < PAYS
 
     @torch.no_grad()
     def step(self) -> float:
@@ -113,10 +110,10 @@ class GaussNewton(Stage):
             while loss(self.damping + way) < loss(self.damping):
                 self.damping += way
         best = tried[self.damping]
-        if best.loss < before:
+        self.gain = max(before - best.loss, 0.0)
+        if self.gain > 0:
             self.theta, self.errors = self.problem.accept(best.theta), best.errors
-        self.gains.append(max(before - best.loss, 0.0))
-        return min(before, best.loss)
+        return before - self.gain
 
     def _candidate(self, theta: Tensor) -> "Candidate":
         try:
@@ -144,7 +141,7 @@ class GaussNewton(Stage):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the family's numbers."""
-        return {name: getattr(self, name) for name in ("theta", "gains", "errors", "smoothest", "damping")}
+        return {name: getattr(self, name) for name in ("theta", "gain", "errors", "smoothest", "damping")}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""

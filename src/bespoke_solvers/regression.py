@@ -116,10 +116,14 @@ def sample_weights(errors: Sequence[Float[Tensor, " b"]]) -> list[Float[Tensor, 
 
 
 def closed_form(
-    t: Float[Tensor, " n"], batches: Sequence[Paths], passes: int = PASSES, scale: float | None = None
+    t: Float[Tensor, " n"],
+    batches: Sequence[Paths],
+    passes: int = PASSES,
+    scale: float | None = None,
+    weights: Sequence[Float[Tensor, " b"]] = (),
 ) -> Rows:
-    """Rows fitted with equal weights, then again with the weights that the last fit's errors give."""
-    weights = [torch.ones(len(paths.x1), dtype=torch.float64) for paths in batches]
+    """Rows fitted with these weights (equal ones by default), then again with those that the last fit's errors give."""
+    weights = weights or [torch.ones(len(paths.x1), dtype=torch.float64) for paths in batches]
     for _ in range(passes):
         rows = fit_rows(t, batches, weights, scale=scale)
         weights = sample_weights(errors(rows.samples, batches))

@@ -12,9 +12,8 @@ from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
 from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths
-from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean
+from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean, sample_weights
 
-FINALISTS = 3  # of the closed form's time grids
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
 
 
@@ -92,8 +91,11 @@ class Adam(Stage):
 
 
 class ClosedForm(Stage):
-    """Rows in closed form: a handful of time grids, tried with equal weights on half of the paths, then the best
-    few of them with all passes on all paths."""
+    """Rows in closed form: a handful of time grids, tried on half of the paths, then the best of them on all paths.
+
+    A sample that is hard on one grid is hard on the others, so each grid is tried in one pass with the weights of the
+    best one before it; with equal weights a few samples would decide which grid is best.
+    """
 
     differentiates = False
 
@@ -101,8 +103,9 @@ class ClosedForm(Stage):
         self.family, self.batches = family, batches
         least = 0.0 if family.learn_scale else 0.5 if family.learn_start else 1.0  # of c, below which it is 0
         self.warps = list(dict.fromkeys((c if c > least else 0.0, p, q) for c, p, q in WARPS))
-        self.every = len(self.warps) + min(FINALISTS, len(self.warps))
+        self.every = len(self.warps) + 1
         self.tried: list[float] = []
+        self.weights: list[Tensor] = []
 
     @property
     def finished(self) -> bool:
@@ -110,21 +113,26 @@ class ClosedForm(Stage):
         return len(self.tried) == self.every
 
     def step(self) -> float:
-        """Try one more grid, or fit the next one of the best to the end."""
-        model, n, index = self.batches[0].model, len(self.warps), len(self.tried)
-        chosen = index if index < n else sorted(range(n), key=self.tried.__getitem__)[index - n]
-        t = warp(model, self.family.nfe, *self.warps[chosen])
-        batches = self.batches if index >= n else self.batches[: -(-len(self.batches) // 2)]
-        rows = closed_form(t, batches, 1 if index < n else PASSES, self.family.held_scale(model))
-        self.tried.append(log_mean(errors(rows.samples, batches)))
-        if index >= n and self.tried[-1] <= min(self.tried[n:]):
+        """Try one more grid, or fit the best one to the end."""
+        model, index, last = self.batches[0].model, len(self.tried), len(self.warps)
+        trying = index < last
+        chosen = index if trying else min(range(last), key=self.tried.__getitem__)
+        batches = self.batches[: -(-len(self.batches) // 2)] if trying else self.batches
+        passes = PASSES if not trying else 1 if self.weights else 2
+        t, scale = warp(model, self.family.nfe, *self.warps[chosen]), self.family.held_scale(model)
+        rows = closed_form(t, batches, passes, scale, self.weights if trying else ())
+        found = errors(rows.samples, batches)
+        self.tried.append(log_mean(found))
+        if not trying:
             self.family.load_table(rows.table.off(model))
+        elif self.tried[-1] <= min(self.tried) < math.inf:
+            self.weights = sample_weights(found)
         return self.tried[-1]
 
     def state(self) -> dict[str, Any]:
-        """The losses so far."""
-        return {"tried": self.tried}
+        """The losses so far, and the weights."""
+        return {"tried": self.tried, "weights": self.weights}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.tried = state["tried"]
+        self.tried, self.weights = state["tried"], state["weights"]
