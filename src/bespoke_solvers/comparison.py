@@ -140,10 +140,9 @@ def write(
 ) -> list[Path]:
     """results.json and the pictures; returns the files."""
     write_atomically(folder / "results.json", json.dumps(comparison.figures(), indent=2, allow_nan=False).encode())
-    drawn = {
-        "errors.png": pictures.errors_against_nfe(comparison.rows, name_of(solvers[0])),
-        "theta.png": pictures.transform(solvers[0]),
-    }
+    drawn = {"theta.png": pictures.transform(solvers[0])}
+    if len({row["nfe"] for row in comparison.rows}) > 1:
+        drawn["errors.png"] = pictures.errors_against_nfe(comparison.rows, name_of(solvers[0]))
     if all(solver.fit.get("history") for solver in solvers):
         drawn["fit.png"] = pictures.errors_against_iterations({f"{s.family}, {s.nfe} NFE": s.fit for s in solvers})
     model = bank.model

@@ -263,6 +263,5 @@ function learned(section, data) {
     more.replaceChildren(...(several ? [html("ul", { class: "names" }, ...drawn.map((name) => html("li", {}, swatch(look[name]), name)))] : []),
       ...(numbers ? [html("details", {}, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers))] : []));
   }
-  select.value = names.at(-1);
   show();
 }
