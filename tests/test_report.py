@@ -157,9 +157,9 @@ def test_the_curves_answer_to_pointer_and_key(opened, digits):
 def test_what_was_learned(opened, digits):
     page = opened(digits[0])
     assert page.js("document.querySelectorAll('.learned .slope').length") == 8 + 8
-    assert page.js("document.querySelectorAll('.weights rect').length") == 8 * 9 / 2
+    assert page.js("document.querySelectorAll('.weights rect').length") == 8 * 9 / 2, "of the headline's solver"
     page.js("document.querySelector('.learned select').focus()")
-    page.press("ArrowUp")
+    page.press("ArrowDown")
     page.until("document.querySelectorAll('.weights rect').length === 4 * 5 / 2")
 
 

@@ -53,7 +53,7 @@ def sections(
         gallery.viewer(bank.model, noise, comparison.shown, lambda *key: quality(rows[key]), own[0]),
         curves(comparison, own),
         table(comparison, own),
-        learned(solvers),
+        learned(sorted(solvers, key=lambda solver: _error(rows.get((name_of(solver), solver.nfe), {})))),
         provenance(comparison, bank, solvers, name, command),
     ]
 
@@ -88,6 +88,12 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
             which = "With" if row["method"] == best["method"] else f"{row['method']} with"
             more.append(f"{which} {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}.")
     return Headline("In short", f"{_fewer(cost, best)} evaluations", sentence, more)
+
+
+def _error(row: Mapping[str, Any]) -> float:
+    """To sort by; a solver that went astray is the last."""
+    rmse = row.get("rmse")
+    return float("inf") if rmse is None else rmse
 
 
 def _fewer(cost: float, row: Mapping[str, Any]) -> str:
@@ -137,7 +143,7 @@ def table(comparison: Comparison, own: Sequence[str]) -> report.Table:
     }
     cost = comparison.reference_evaluations
     rows = [{"fewer": cost / row["nfe"]} | row for row in comparison.rows]
-    rows.sort(key=lambda row: (row["nfe"], float("inf") if row["rmse"] is None else row["rmse"]))
+    rows.sort(key=lambda row: (row["nfe"], _error(row)))
     shown = [key for key in columns if any(key in row for row in rows)]
     text = (
         f"Lower RMSE and higher PSNR (dB) are better. Times fewer: than the exact samples, {cost:.0f} evaluations. "
@@ -149,7 +155,7 @@ def table(comparison: Comparison, own: Sequence[str]) -> report.Table:
 
 
 def learned(solvers: Sequence[Solver]) -> Learned:
-    """The learned times and weights of each solver, or its time and scale."""
+    """The learned times and weights of each solver, or its time and scale; the first one is shown first."""
     text = (
         "A solver is a table of numbers: y_k = a_k x0 + sum of b_kj u_j over j < k, and u_k = u(t_k, y_k), where u is "
         "the model; t = 0 is noise, t = 1 is data, y_n the sample."
