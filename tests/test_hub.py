@@ -6,6 +6,7 @@ import sys
 from inspect import signature
 from types import SimpleNamespace
 
+import httpx
 import huggingface_hub
 import pytest
 import torch
@@ -233,6 +234,16 @@ def test_what_the_hub_refuses_is_said_by_name(monkeypatch, raised, said):
         Solver.from_pretrained("me/s", revision="dev")
     with pytest.raises(ValueError, match=said):
         make(4).push_to_hub("me/s", revision="dev")
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("no route"), ConnectionError("no route")])
+def test_a_hub_that_cannot_be_reached_is_said_so(server, monkeypatch, error):
+    def unreachable(*args, **options):
+        raise error
+
+    monkeypatch.setattr(Api, "create_repo", unreachable)
+    with pytest.raises(ValueError, match=r"the Hub cannot be reached for me/s \(no route\); try again later"):
+        make(4).push_to_hub("me/s")
 
 
 def test_what_is_no_name_is_refused_without_asking_the_hub(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bespoke_solvers.adapters.k_diffusion import sample_bespoke, sigmas
+from bespoke_solvers.adapters.k_diffusion import level, sample_bespoke, sigmas
 from bespoke_solvers.description import describe
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.schedules import EDM, VP, CondOT
@@ -171,6 +171,19 @@ def test_img2img_runs_dpm_solver_along_the_solvers_times(name, skipped):
     assert [call["i"] for call in seen] == list(range(5 - skipped))
     torch.testing.assert_close(model.calls[0][0], x, rtol=1e-6, atol=0)
     torch.testing.assert_close(x1, dpm_solver_pp_2m(Denoiser("ve"), x, levels), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "scaling"), [("VP", "ve"), ("EDM", "ve"), ("CondOT", "flow")])
+def test_img2img_takes_the_solvers_own_table_for_that_start(name, scaling):
+    solver, u = solver_for(SCHEDULES[name], **PATHS[name])
+    t, a, b = solver.table.t[2:], 0.9 * solver.table.a[2:], 1.1 * solver.table.b[2:, 2:]
+    begun = dataclasses.replace(solver, starts={2: Table(t, a, b)})
+    levels, x = sigmas(solver, scaling).double()[2:], points()
+    x_bar = level(SCHEDULES[name], t[0], scaling).scale * x
+    x1 = sample_bespoke(
+        Denoiser(scaling), x_bar, levels, {"cond": "a cat"}, disable=True, solver=begun, scaling=scaling
+    )
+    torch.testing.assert_close(x1, sample(begun.starts[2], u, x / a[0]), rtol=1e-6, atol=1e-6)
 
 
 def test_solvers_that_cannot_serve_are_refused():

@@ -363,7 +363,7 @@ def test_the_command_fits_a_pipeline(tmp_path, name, few_steps):
     assert solver.fit["learn"] == ("all" if scaled else "all but the scale of the noise")
     assert (solver.table.a[0] == 1) != scaled
     (bank,) = tmp_path.glob("*.bank")
-    assert bank.name.startswith("tiny-4-prompts-")
+    assert re.fullmatch(r"tiny-4-prompts-\w+-w3-5.*\.bank", bank.name)
 
 
 @pytest.mark.filterwarnings("ignore:the reference's own RMSE")

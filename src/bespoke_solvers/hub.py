@@ -6,6 +6,7 @@ A file, with all its tables, is the unit; huggingface_hub is imported when the H
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,14 @@ def _errors_by_name(repository: str, revision: str | None) -> Iterator[None]:
         status = error.response.status_code
         advice = "; log in (hf auth login) or give a token that may write there" if status in (401, 403) else ""
         raise ValueError(f"the Hub refused {repository} ({status}): {error}{advice}") from error
+    except _unreachable() as error:
+        raise ValueError(f"the Hub cannot be reached for {repository} ({error}); try again later") from error
+
+
+def _unreachable() -> tuple[type[Exception], ...]:
+    """What a broken connection raises: OSError, but for httpx, which huggingface_hub has taken since its version 1."""
+    httpx = sys.modules.get("httpx")
+    return (OSError,) if httpx is None else (OSError, httpx.TransportError)
 
 
 def card(content: Mapping[str, Any], repo_id: str | None = None, base_model: str | None = None) -> str:
@@ -164,6 +173,14 @@ def card(content: Mapping[str, Any], repo_id: str | None = None, base_model: str
             "",
             "```bash",
             f"bespoke sample MODEL --solver {where} --nfe {next(iter(tables))} --out samples.png",
+            "```",
+            "",
+            "In a pipeline of diffusers, `num_inference_steps` then being the NFE:",
+            "",
+            "```python",
+            "from bespoke_solvers import BespokeScheduler",
+            "",
+            f"pipe.scheduler = BespokeScheduler.from_solver({where!r}, pipe.scheduler)",
             "```",
             "",
         ]

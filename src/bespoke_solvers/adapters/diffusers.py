@@ -105,6 +105,11 @@ def meaning_of(config: dict[str, Any]) -> Meaning:
             "FlowMatch scheduler, one with use_flow_sigmas and flow_prediction, or one with alphas_cumprod, such as "
             f"DDPMScheduler, and {', '.join(PREDICTIONS)}"
         )
+    if config.get("timestep_type") == "continuous" and predicted == "v_prediction":
+        raise ValueError(
+            f"got a {name} with timestep_type 'continuous', whose network gets log(sigma) / 4 as its time, on another "
+            "path; expected timestep_type 'discrete', or write a function that returns a bespoke_solvers.Model"
+        )
     schedule = DiscreteVP(tuple(made.alphas_cumprod.double().tolist()))
     count = len(schedule.alphas_cumprod)
     return Meaning(PREDICTIONS[predicted], schedule, lambda t: count * (1 - t) - 1)

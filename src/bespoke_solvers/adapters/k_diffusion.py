@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from bespoke_solvers.adapters.stepping import dpm_solver, rounded
 from bespoke_solvers.description import schedule_of
-from bespoke_solvers.schedules import Schedule
+from bespoke_solvers.schedules import Schedule, float64
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import LARGEST_SNR, coefficients, expand
@@ -96,7 +96,7 @@ class Run(NamedTuple):
 
 def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | None) -> Run:
     """What the given sigmas ask for: all of the solver, or img2img from one of its evaluations on."""
-    levels, got = _levels(solver, scaling), given.double().cpu()
+    levels, got = _levels(solver, scaling), float64(given).cpu()
     endless = bool(levels[0].isinf() and got[0] >= LARGEST_SNR)
     skipped = len(levels) - len(got)
     expected = levels.clamp(max=got[0].item() if endless else torch.inf)[max(skipped, 0) :]
@@ -114,14 +114,18 @@ def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | N
 
 
 def _from_the_middle(solver: Solver, skipped: int, scaling: Scaling) -> Run:
-    """DPM-Solver++(2M) along the times that are left: a table computes from x0, and has no place to enter later."""
+    """The solver's table for that start; or else DPM-Solver++(2M) along the times that are left, since a table
+    computes from x0 and has no place to enter later."""
     schedule, left = _schedule(solver), rounded(solver.table.t[skipped:])
-    warnings.warn(
-        f"sigmas begin at the solver's evaluation {skipped + 1} of {solver.nfe} (img2img), but it was fitted to starts "
-        f"from noise; the remaining {len(left)} are done by DPM-Solver++(2M) at the solver's times",
-        stacklevel=4,
-    )
-    return Run(dpm_solver(schedule, left), level(schedule, left[0], scaling).scale.item())
+    table = solver.starts.get(skipped)
+    if table is None:
+        warnings.warn(
+            f"sigmas begin at the solver's evaluation {skipped + 1} of {solver.nfe} (img2img), and it has no table for "
+            f"that start; the remaining {len(left)} are done by DPM-Solver++(2M) at the solver's times",
+            stacklevel=4,
+        )
+        table = dpm_solver(schedule, left)
+    return Run(table, level(schedule, left[0], scaling).scale.item() * table.a[0].item())
 
 
 def _rounding(given: Tensor) -> float:

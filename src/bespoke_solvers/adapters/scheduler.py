@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import diffusers
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers, SchedulerMixin, SchedulerOutput
 from torch import Tensor
 
+from bespoke_solvers import hub
 from bespoke_solvers.adapters.diffusers import Meaning, meaning_of
 from bespoke_solvers.adapters.stepping import Run, dpm_solver, full, rounded
 from bespoke_solvers.description import close, describe_schedule, in_words, schedule_of
@@ -22,6 +24,7 @@ from bespoke_solvers.solver import Solver, content_of, read, solvers_in
 from bespoke_solvers.velocity import expand
 
 LOST = ("clip_sample", "thresholding", "eta", "stochastic_sampling")  # of a configuration, since no table does it
+NOISY = ("Ancestral", "SDE", "LCM", "TCD")  # in the name of a class that adds noise on its way
 CAST = 2**-8  # relative; how far a time may be off that was cast to bfloat16 on its way
 SCALE = 1e-5  # relative; how far a start may be off without being a wrong one
 
@@ -63,28 +66,33 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
 
     @classmethod
     def from_solver(cls, solver: str | os.PathLike[str] | Solver, scheduler: Any = None) -> "BespokeScheduler":
-        """The solver (or all of its file) in place of a pipeline's scheduler, whose path and prediction are kept.
+        """The solver in place of a pipeline's scheduler, whose path and prediction are kept.
 
-        Without a scheduler, the network must be one that `bespoke pretrain` made, and the solver one for it.
+        A file, a folder or a repository of the Hub is taken with all of its tables. Without a scheduler, the network
+        must be one that `bespoke pretrain` made, and the solver one for it.
         """
         config = {} if scheduler is None else {k: v for k, v in scheduler.config.items() if not k.startswith("_")}
-        name = None if scheduler is None else type(scheduler).__name__
-        replaced = config.pop("replaced") if isinstance(scheduler, cls) else name
-        made: BespokeScheduler = cls(
-            solver=content_of([solver]) if isinstance(solver, Solver) else read(solver), replaced=replaced
-        )
-        made.register_to_config(**{key: value for key, value in config.items() if key != "solver"})
+        replaced = config.get("replaced") if isinstance(scheduler, cls) else _known_class(scheduler)
+        content = content_of([solver]) if isinstance(solver, Solver) else read(hub.find(solver))
+        made: BespokeScheduler = cls(solver=content, replaced=replaced)
+        made.register_to_config(**{k: v for k, v in config.items() if k not in ("solver", "replaced")})
         made._meaning  # noqa: B018, refuses a solver for another network
-        asked = {name: config[name] for name in LOST if config.get(name)}
+        asked = [f"{name} = {config[name]}" for name in LOST if config.get(name)]
         if str(config.get("algorithm_type")).startswith("sde"):
-            asked["algorithm_type"] = config["algorithm_type"]
+            asked.append(f"algorithm_type = {config['algorithm_type']}")
+        if any(word in str(replaced) for word in NOISY):
+            asked.append("noise in its steps")
         if asked:
-            words = ", ".join(f"{name} = {value}" for name, value in asked.items())
             warnings.warn(
-                f"the {replaced} had {words}; a solver neither clips nor adds noise, so it draws other samples",
+                f"the {replaced} had {', '.join(asked)}; a solver neither clips nor adds noise, so it draws other "
+                "samples",
                 stacklevel=2,
             )
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps; what the network's output means is found again."""
+        return {name: value for name, value in vars(self).items() if name != "_meaning"}
 
     @cached_property
     def _meaning(self) -> Meaning:
@@ -262,6 +270,12 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
 BespokeScheduler.__module__ = "bespoke_solvers"
 
 
+def _known_class(scheduler: Any) -> str | None:
+    """The name of its class, or of the one in diffusers that this was made from."""
+    names = [kind.__name__ for kind in type(scheduler).__mro__]
+    return None if scheduler is None else next((name for name in names if hasattr(diffusers, name)), names[0])
+
+
 def _alike(one: Schedule | None, other: Schedule) -> bool:
     """Whether two schedules are the same to rounding."""
     t = torch.linspace(0, 1, 1001, dtype=torch.float64)
@@ -281,6 +295,7 @@ def _check_scale(scale: float | None, a0: float) -> None:
     if abs((1.0 if scale is None else scale) - a0) > SCALE * abs(a0):
         did = "did not scale its noise" if scale is None else f"scaled its noise by {scale:g}, before set_timesteps"
         raise ValueError(
-            f"the first input of this table is {a0:g} times the noise (init_noise_sigma), but the pipeline {did}; "
-            "give it a solver that does not scale it: fit a model with scales_noise=False"
+            f"the first input of this table is {a0:g} times the noise (init_noise_sigma), but the pipeline {did}; ask "
+            "for init_noise_sigma after set_timesteps, each time, or take a solver that does not scale the noise: fit a "
+            "model with scales_noise=False"
         )

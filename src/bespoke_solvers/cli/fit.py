@@ -93,7 +93,8 @@ def fit(
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
         if start not in (None, "best"):
             dedicated.baseline(start, n, resolved)
-    label = f"{Path(model).name} {resolved.conditions or ''}".strip()
+    guided = None if resolved.guidance is None else f"w{resolved.guidance:g}"
+    label = " ".join(str(part) for part in (Path(model).name, resolved.conditions, guided, size, dtype) if part)
     folder = bank or out.parent / (re.sub("[:., ]+", "-", label) + ".bank")
     if dry_run:
         typer.echo(f"model       {model}: samples of {resolved.shape}, {resolved.prediction}, {resolved.schedule}")
