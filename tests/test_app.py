@@ -11,6 +11,7 @@ import pytest
 from bespoke_solvers import Solver, toy
 from bespoke_solvers.app import as_html
 from bespoke_solvers.cli import main
+from bespoke_solvers.cli.application import _by_short_names
 from bespoke_solvers.dedicated import baseline
 from bespoke_solvers.description import describe
 from bespoke_solvers.playground import Drawing, Panel
@@ -45,6 +46,16 @@ def served(tmp_path_factory, browser):
         process.terminate()
         process.wait(20)
         process.stdout.close()
+
+
+def test_files_are_named_as_briefly_as_tells_them_apart():
+    assert _by_short_names(["a/b/s.json", "zoo:x", "a/c/t.json"]) == {
+        "s.json": "a/b/s.json",
+        "zoo:x": "zoo:x",
+        "t.json": "a/c/t.json",
+    }
+    assert list(_by_short_names(["a/b/s.json", "a/c/s.json", "s.json"])) == ["b/s.json", "c/s.json", "s.json"]
+    assert _by_short_names([]) == {}
 
 
 def choose(page, name, option):

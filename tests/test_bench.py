@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bespoke_solvers import fid, inception, toy
+from bespoke_solvers import fid, inception, toy, zoo
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.generic import TABLEAUS, runge_kutta
 from bespoke_solvers.judge import Judge
+from bespoke_solvers.models import resolve
 from bespoke_solvers.pictures import to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
@@ -69,6 +74,47 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
     assert "(4) |" in printed
     picture = f"toy-checkerboard-{tmp_path.name}.png"  # of a store that is not the frontier: that one's is not replaced
     assert (tmp_path / "pictures" / picture).stat().st_size > 10_000
+
+
+def test_networks_become_folders_for_the_commands(tmp_path):
+    for name in ("cifar10-fm-ot", "cifar10-eps-vp"):
+        network = tmp_path / "models" / name
+        network.mkdir(parents=True)
+        for file in ("config.json", "diffusion_pytorch_model.safetensors"):
+            shutil.copy(zoo.folder(f"zoo:{name}") / file, network)
+        (network / "training_log.json").write_text('{"seconds": 510.2}')
+    run("bench.models", tmp_path / "models", "--out", tmp_path / "linked")
+    guided = resolve(str(tmp_path / "linked" / "cifar10-eps-vp"), 2.0, device="cpu")
+    ours = resolve("zoo:cifar10-eps-vp", 2.0, device="cpu")
+    assert (guided.schedule, guided.prediction, guided.labels) == (ours.schedule, ours.prediction, ours.labels)
+    assert json.loads((tmp_path / "linked" / "cifar10-fm-ot" / "training.json").read_text())["seconds"] == 510.2
+
+
+SCHEDULERS = ["--nfe", "4", "--samples", "2", "--grid-samples", "2", "--batch-size", "2", "--tolerance", "1e-2"]
+
+
+@pytest.mark.filterwarnings("ignore:the reference's own RMSE")
+def test_schedulers_of_diffusers_run_in_its_pipeline(tmp_path, monkeypatch):
+    """FlowMatchEuler's figures are those of Euler's method at its times."""
+    monkeypatch.syspath_prepend(ROOT)
+    from bench import schedulers
+
+    euler, ours = "FlowMatchEulerDiscreteScheduler", "BespokeScheduler"
+    models = zoo.folder("zoo:cifar10-fm-ot").parent
+    given = ["cifar10-fm-ot", "--models", str(models), *SCHEDULERS, "--effort", "low", "--paths", "2"]
+    monkeypatch.setattr(sys, "argv", ["schedulers.py", *given, "--store", str(tmp_path), "--method", euler, ours])
+    monkeypatch.setattr(schedulers, "FLOWS", {euler: ({}, {"shift": (1.0,)})})
+    schedulers.main()
+    found = [json.loads(line) for line in (tmp_path / "cifar10-fm-ot.jsonl").read_text().splitlines()]
+    assert [(record["method"], record["budget"]) for record in found] == [
+        (euler, "options chosen"),
+        (ours, "low effort, 2 paths"),
+    ]
+    model = resolve("zoo:cifar10-fm-ot", device="cpu")
+    held = held_out(Bank(model, batch_size=2, rtol=1e-2, atol=1e-2), "report", 0, 2)
+    grid = torch.tensor([0, 0.333, 0.666, 0.999, 1], dtype=torch.float64)
+    assert found[0]["rmse"] == pytest.approx(held.quality(runge_kutta(TABLEAUS["euler"], grid), model).rmse, rel=1e-4)
+    assert found[1]["rmse"] < 0.5 * found[0]["rmse"]
 
 
 def test_fid_of_what_the_store_has(tmp_path, monkeypatch):

@@ -210,6 +210,18 @@ def test_the_same_again_is_fine_and_another_is_refused(prepared, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mnist", "out"]
 
 
+def test_small_pictures_get_a_margin(tmp_path):
+    """28 x 28 cannot be halved three times, as the small networks do; 32 x 32 can."""
+    source = mnist_folder(tmp_path / "mnist")
+    made = prepare(source, tmp_path / "out", size=32)
+    assert made.pixels.shape == (20, 1, 32, 32)
+    assert np.array_equal(made.pixels[:, 0, 2:30, 2:30], GREY[:20])
+    assert made.pixels.sum() == GREY[:20].sum(dtype=np.int64), "on black"
+    assert len(prepare(source, tmp_path / "out", size=32)) == 20, "the same again"
+    with pytest.raises(ValueError, match=r"--size 20 is less than the 28 x 28 pictures of .*; expected 28 or more"):
+        prepare(source, tmp_path / "small", size=20)
+
+
 def test_the_output_may_be_empty_but_nothing_else(tmp_path):
     source = mnist_folder(tmp_path / "mnist")
     (tmp_path / "empty").mkdir()

@@ -92,6 +92,13 @@ def test_cards_and_solvers_are_those_of_the_cells(name, made_again):
     )
 
 
+def test_its_solvers_have_a_name_for_the_commands(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["show", "zoo:cifar10-fm-ot"])
+    assert end.value.code == 0
+    assert "8 evaluations, family rk2" in capsys.readouterr().out
+
+
 def test_an_unknown_network_is_named():
     with pytest.raises(ValueError, match="unknown model 'zoo:mnist' of the zoo; expected one of zoo:cifar10-eps-vp, "):
         resolve("zoo:mnist")

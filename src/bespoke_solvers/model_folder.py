@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def save(network: "UNet2DModel", record: dict[str, Any], folder: Path, half: boo
     """Write the weights, in float16 if asked to, the record and the card."""
     plain = copy.deepcopy(network).to(memory_format=torch.contiguous_format)
     (plain.half() if half else plain).save_pretrained(folder)
+    shutil.copymode(folder / "config.json", folder / WEIGHTS)  # safetensors writes for the owner alone
     write_atomically(folder / TRAINING, (json.dumps(record, indent=1) + "\n").encode())
     write_atomically(folder / "README.md", card(record).encode())
 

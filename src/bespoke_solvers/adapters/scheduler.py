@@ -296,6 +296,6 @@ def _check_scale(scale: float | None, a0: float) -> None:
         did = "did not scale its noise" if scale is None else f"scaled its noise by {scale:g}, before set_timesteps"
         raise ValueError(
             f"the first input of this table is {a0:g} times the noise (init_noise_sigma), but the pipeline {did}; ask "
-            "for init_noise_sigma after set_timesteps, each time, or take a solver that does not scale the noise: fit a "
-            "model with scales_noise=False"
+            "for init_noise_sigma after set_timesteps, each time, or take a solver that does not scale the noise: fit "
+            "a model with scales_noise=False"
         )

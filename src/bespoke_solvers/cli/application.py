@@ -1,7 +1,10 @@
 """bespoke app."""
 
 import ipaddress
+import itertools
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,8 +42,17 @@ def app(
             err=True,
         )
     load = partial(resolve, **of_pipelines(prompts, size, dtype, offload))
-    found = {name: solvers(name) for name in solver or []}
+    found = {short: solvers(name) for short, name in _by_short_names(solver or []).items()}
     page.serve(Playground(load, [model, *(also or [])], found, tolerance), host, port)
+
+
+def _by_short_names(names: Sequence[str]) -> dict[str, str]:
+    """Files by their names, with as many of their folders as tell them apart: the page has little room."""
+    for depth in itertools.count(1):
+        short = {"/".join(Path(name).parts[-depth:]): name for name in names}
+        if len(short) == len(set(map(Path, names))):
+            break
+    return short
 
 
 def _is_loopback(host: str) -> bool:

@@ -24,7 +24,7 @@ ModelName = Annotated[
         "folder of diffusers, or package.module:function",
     ),
 ]
-SOLVER = "The solver file; or its folder, or its repository on the Hugging Face Hub (user/name)."
+SOLVER = "The solver file; its folder; its repository on the Hugging Face Hub (user/name); or zoo:NAME."
 Guidance = Annotated[
     float | None,
     typer.Option(help="Scale of guidance; for folders of diffusers that know it, pipelines have one by default."),
@@ -124,7 +124,12 @@ def in_figures(validation: dict[str, Any]) -> str:
     )
 
 
+def solver_file(name: str) -> Path:
+    """The file of that name, of a folder or of a repository; that of `zoo:NAME` holds the paper's solvers for it."""
+    return zoo.folder(name) / zoo.RK2_BESPOKE if name.startswith(zoo.PREFIX) else hub.find(name)
+
+
 def solvers(name: str) -> list[Solver]:
-    """All solvers of a file, a folder or a repository."""
-    path = hub.find(name)
+    """All solvers of a file."""
+    path = solver_file(name)
     return [load(path, nfe) for nfe in available(path)]

@@ -20,7 +20,9 @@ def data(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     size: Annotated[
         int | None,
-        typer.Option(min=1, help="Scale and crop pictures to squares of that side; needed if their sizes differ."),
+        typer.Option(
+            min=1, help="Make squares of that side: scaled and cropped; needed if sizes differ. MNIST gets a margin."
+        ),
     ] = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which part of the data set.")] = "train",
     quiet: Quiet = False,

@@ -26,7 +26,7 @@ from bespoke_solvers.cli.common import (
     output_file,
 )
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.models import resolve
+from bespoke_solvers.models import copies, resolve
 from bespoke_solvers.solver import save
 from bespoke_solvers.table import Table
 
@@ -87,7 +87,8 @@ def fit(
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
     if fresh and paths is not None:
         raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
-    resolved = resolve(model, guidance, **of_pipelines(prompts, size, dtype, offload))
+    more = of_pipelines(prompts, size, dtype, offload)
+    resolved = resolve(model, guidance, **more)
     learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
@@ -107,7 +108,10 @@ def fit(
         return
     kept = Bank(resolved, folder, batch_size=batch_size, budget=int(budget * GIB), rtol=tolerance, atol=tolerance)
 
-    by = judge(fid, inception, fid_samples, seed, batch_size, "choose") if fid else None
+    by = None
+    if fid:
+        several = copies(model, guidance, **more)
+        by = judge(fid, inception, fid_samples, seed, batch_size, "choose", copies=several, progress=not quiet)
 
     def begin(n: int) -> Table | None:
         if start == "best":

@@ -1,5 +1,6 @@
 """bespoke paper."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 from bespoke_solvers.adapters.diffusers import TRAINING, read_json
 from bespoke_solvers.cells import Store
 from bespoke_solvers.cli.common import InceptionFile, Quiet, judge, numbers, output_folder, without_folders
-from bespoke_solvers.models import folder_of, resolve
+from bespoke_solvers.models import copies, folder_of, resolve
 from bespoke_solvers.paper import figures, plan
 from bespoke_solvers.paper.lab import EXACT, Lab, mark
 from bespoke_solvers.paper.plan import FULL, QUICK, Counts, Experiment
@@ -76,6 +77,8 @@ def paper(
     command = without_folders()
     store = Store(out / "cells", plan.KEY, command, say=lambda line: None if quiet else typer.echo(line, err=True))
     if dry_run:
+        for name, scale in names.values() if not draw else ():
+            resolve(name, scale, device=device)
         _tell(store, list(names), experiments, counts, seed, out)
         return
     output_folder(out)
@@ -93,8 +96,10 @@ def paper(
         labs: dict[str, Lab] = {}
         for label, (name, scale) in names.items():
             resolved = resolve(name, scale, device=device)
+            several = copies(name, scale) if by and device is None else []
+            own = by and dataclasses.replace(by, copies=several, progress=not quiet)
             labs[label] = Lab(
-                label, resolved, store, counts, seed, bank or out / "bank", by, budget, progress=not quiet, others=labs
+                label, resolved, store, counts, seed, bank or out / "bank", own, budget, progress=not quiet, others=labs
             )
         try:
             failed = _measure(labs, experiments)

@@ -8,7 +8,7 @@ import typer
 from safetensors.torch import save as to_bytes
 from tqdm.auto import tqdm
 
-from bespoke_solvers import hub, pictures
+from bespoke_solvers import pictures
 from bespoke_solvers.cli.common import (
     SOLVER,
     Guidance,
@@ -21,6 +21,7 @@ from bespoke_solvers.cli.common import (
     numbers,
     of_pipelines,
     output_file,
+    solver_file,
 )
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.models import resolve
@@ -43,7 +44,7 @@ def sample(
 ) -> None:
     """Draw samples of MODEL with a solver."""
     output_file(out, ".png", ".safetensors")
-    chosen, loaded = numbers(seeds), load(hub.find(solver), nfe)
+    chosen, loaded = numbers(seeds), load(solver_file(solver), nfe)
     resolved = resolve(model, guidance, **of_pipelines(prompts, size, dtype, offload))
     loaded.check(resolved)
     as_picture = out.suffix == ".png"

@@ -35,6 +35,7 @@ class Pictures:
     labels: Int64[np.ndarray, " n"] | None
     classes: list[str]  # empty without labels
     name: str
+    digests: tuple[str, ...] = ()  # of pixels and labels
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -54,7 +55,8 @@ def prepare(
     """Read a data set and write it to the folder `out`, which is there whole or not at all.
 
     The source is CIFAR-10, MNIST or what has its format, or a folder or zip of pictures; it is recognised by its files.
-    `size` is for the last. If `out` holds a data set already, the new one must be the same.
+    `size` is for the last, which are scaled, and for MNIST, which gets a margin. If `out` holds a data set already, the
+    new one must be the same.
     """
     if split not in cifar.SPLITS:
         raise ValueError(f"unknown split {split!r}; expected {' or '.join(cifar.SPLITS)}")
@@ -69,7 +71,7 @@ def prepare(
         "split": found.split,
         "classes": found.classes,
     }
-    known = {"count": found.count, "shape": size and [3, size, size]}
+    known = {"count": found.count, "shape": None if found.files else size and [3, size, size]}
     facts |= {key: value for key, value in known.items() if value}
     _is_free(out, facts)  # said before the work, not after it
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +103,8 @@ def load(folder: Path) -> Pictures:
                 f"{folder / 'labels.npy'} has labels from {labels.min()} to {labels.max()}; expected 0 to "
                 f"{len(card['classes']) - 1}, one for each class in data.json: {ANEW}"
             )
-    return Pictures(pixels, labels, card["classes"], card["name"])
+    digests = tuple(card[key] for key in ("sha256", "labels_sha256") if card.get(key))
+    return Pictures(pixels, labels, card["classes"], card["name"], digests)
 
 
 def _card(folder: Path) -> dict[str, Any]:
@@ -155,13 +158,11 @@ def _short(value: Any) -> str:
 def _find(source: Path, split: str, size: int | None) -> Source:
     if not source.exists():
         raise ValueError(f"there is no {source}; expected a folder, a zip of pictures or CIFAR-10's .tar.gz")
-    found = None
-    if source.is_dir():
-        found = cifar.find(source, split) or idx.find(source, split)
-    elif tarfile.is_tarfile(source):
-        found = cifar.find(source, split)
+    found = cifar.find(source, split) if source.is_dir() or tarfile.is_tarfile(source) else None
     if found and size is not None:
         raise ValueError(f"--size {size} is for pictures of any size; those of {', '.join(found.files)} have their own")
+    if found is None and source.is_dir():
+        found = idx.find(source, split, size)
     if found is None and source.is_file() and not zipfile.is_zipfile(source):
         raise ValueError(
             f"{source} is neither a zip of pictures nor CIFAR-10's .tar.gz, or it is damaged; give one of these, or a "

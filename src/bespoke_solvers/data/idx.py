@@ -14,8 +14,11 @@ STEMS = {"train": "train", "test": "t10k"}
 PORTION = 2**22  # bytes read at a time
 
 
-def find(folder: Path, split: str) -> Source | None:
-    """The pictures and labels of a split; None if the folder has pictures of neither. Classes are named by number."""
+def find(folder: Path, split: str, size: int | None = None) -> Source | None:
+    """The pictures and labels of a split; None if the folder has pictures of neither. Classes are named by number.
+
+    size: the side of a square in whose middle they are put, on black; 28 x 28 cannot be halved as often as 32 x 32.
+    """
     if not any(_file(folder, f"{stem}-images", "idx3") for stem in STEMS.values()):
         return None
     wanted = [(f"{STEMS[split]}-images", "idx3"), (f"{STEMS[split]}-labels", "idx1")]
@@ -39,6 +42,14 @@ def find(folder: Path, split: str) -> Source | None:
     if not (count and height and width):
         raise ValueError(f"{images.name} is empty: {count} pictures of {height} x {width}; fetch it again")
 
+    if size is not None and size < max(height, width):
+        raise ValueError(
+            f"--size {size} is less than the {height} x {width} pictures of {images.name}, which get a margin at most; "
+            f"expected {max(height, width)} or more"
+        )
+    margin = [((size or side) - side) // 2 for side in (height, width)]
+    around = [(before, (size or side) - side - before) for before, side in zip(margin, (height, width), strict=True)]
+
     def portions() -> Iterator[Portion]:
         step = max(1, PORTION // (height * width))
         with _open(images) as file:
@@ -48,7 +59,8 @@ def find(folder: Path, split: str) -> Source | None:
                 content = _read(file, images, len(few) * height * width)
                 if len(content) != len(few) * height * width:
                     raise _wrong_length(images, first + len(content) // (height * width), count, "pictures")
-                yield Portion(np.frombuffer(content, np.uint8).reshape(-1, 1, height, width), few)
+                pixels = np.frombuffer(content, np.uint8).reshape(-1, 1, height, width)
+                yield Portion(np.pad(pixels, [(0, 0), (0, 0), *around]), few)
             if _read(file, images, 1):
                 raise _wrong_length(images, count + 1, count, "pictures")
 
