@@ -38,10 +38,11 @@ def staged(page: Path) -> str:
 
 
 def examples() -> str:
-    """The programs of examples/ as a page."""
-    programs = sorted((ROOT / "examples").glob("*.py"))
-    parts = [f"## {file.name} {{#{file.stem}}}\n\n```python\n{file.read_text()}```" for file in programs]
-    return "\n\n".join(["# Examples", "Complete programs, in the folder `examples` of the repository.", *parts]) + "\n"
+    """The files of examples/ as a page."""
+    languages = {".json": "json", ".py": "python"}
+    files = sorted(file for file in (ROOT / "examples").iterdir() if file.suffix in languages)
+    parts = [f"## {f.name} {{#{f.stem}}}\n\n```{languages[f.suffix]}\n{f.read_text()}```" for f in files]
+    return "\n\n".join(["# Examples", "Complete, in the folder `examples` of the repository.", *parts]) + "\n"
 
 
 def main(out: Path) -> None:

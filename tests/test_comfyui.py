@@ -1,5 +1,6 @@
 """The node for ComfyUI, in a stand-in of it, against the plain loop."""
 
+import json
 import os
 
 import pytest
@@ -21,6 +22,7 @@ from comfyui_stand_in import (
     load_nodes,
 )
 from problems import full_table, mixture, points, stable_diffusion_alphas
+from test_documentation import ROOT
 
 SD, ZERO_SNR = (DiscreteVP(stable_diffusion_alphas(zero_terminal=zero)) for zero in (False, True))
 
@@ -198,6 +200,28 @@ def test_the_node_follows_comfyuis_conventions(sd):
     assert node.IS_CHANGED(model=None, solver="solver.json", nfe=7) != before
     with pytest.raises(ValueError, match="holds tables for nfe = 4, 7; nfe = 5 was asked for"):
         sd.load(5)
+
+
+def test_the_workflow_of_the_examples_fits_the_node(sd):
+    """Its node has all inputs, and its outputs go where ComfyUI's SamplerCustom takes them; links lead to nodes."""
+    workflow = json.loads((ROOT / "examples" / "comfyui_workflow.json").read_text())
+    node = sd.nodes.NODE_CLASS_MAPPINGS["BespokeSolver"]
+    (number, given), (_, sampling) = (
+        next((number, entry["inputs"]) for number, entry in workflow.items() if entry["class_type"] == kind)
+        for kind in ("BespokeSolver", "SamplerCustom")
+    )
+    required = node.INPUT_TYPES()["required"]
+    assert given.keys() == required.keys()
+    assert given["solver"] in required["solver"][0]
+    for name in ("sampler", "sigmas"):
+        assert sampling[name] == [number, node.RETURN_TYPES.index(name.upper())]
+    assert given["model"] == sampling["model"]
+    links = [value for entry in workflow.values() for value in entry["inputs"].values() if isinstance(value, list)]
+    assert all(target in workflow for target, _ in links)
+    sampler, sigmas = getattr(node(), node.FUNCTION)(**given | {"model": sd.patcher})
+    samples = sd.sample(points().float(), sampler, sigmas, cfg=sampling["cfg"])
+    assert samples.isfinite().all()
+    assert len(sd.network_times) == given["nfe"]
 
 
 @pytest.mark.parametrize(("cfg", "warned"), [(3.5, False), (1.0, False), (7.0, True)])

@@ -245,8 +245,9 @@ def test_the_site_has_every_page_and_its_links_stay_on_it(tmp_path):
     stage["main"](tmp_path)
     listed = nav_pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
     assert sorted(listed) == sorted(file.name for file in tmp_path.glob("*.md"))
-    programs = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-    assert re.findall(r"\{#(\w+)\}", (tmp_path / "examples.md").read_text()) == programs
+    examples = [path for path in sorted((ROOT / "examples").iterdir()) if path.is_file()]
+    assert re.findall(r"\{#(\w+)\}", (tmp_path / "examples.md").read_text()) == [path.stem for path in examples]
+    assert all(len(path.read_text().splitlines()) < 60 for path in examples), "short enough to be read"
     for page in tmp_path.glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)[)#]|src=\"([^\"]+)\"", page.read_text()):
             assert (tmp_path / "".join(target)).parent == tmp_path

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import runpy
 import sys
 from inspect import signature
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from bespoke_solvers.schedules import DiscreteVP
 from bespoke_solvers.solver import available, push_to_hub, save, save_pretrained
 from bespoke_solvers.velocity import Model
 from run_page import run_command
-from test_documentation import blocks, commands
+from test_documentation import ROOT, blocks, commands
 
 MODEL = Model(
     velocity=lambda t, x: -x, shape=(3,), schedule=DiscreteVP((0.9, 0.5, 0.1)), domain=(0.0, 0.5), guidance=3.5
@@ -114,6 +116,18 @@ def test_the_page_runs(server, tmp_path, monkeypatch, capsys):
         run_command(command)
     assert "2 tables for a model of [2]" in capsys.readouterr().out
     assert (tmp_path / "points.png").exists()
+
+
+@pytest.mark.parametrize("repository", [[], ["me/shared"]])
+def test_the_example_runs(server, tmp_path, monkeypatch, capsys, repository):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sharing_on_the_hub.py", *repository])
+    runpy.run_path(str(ROOT / "examples" / "sharing_on_the_hub.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(r"1000 samples with 6 evaluations each, RMSE 0\.0\d+\n$", printed)
+    assert ("committed: https://huggingface.co/me/shared/commit/1" in printed) == bool(repository)
+    assert list(server.repositories) == repository
+    assert sorted(path.name for path in (tmp_path / "my-solver").iterdir()) == ["README.md", "solver.json"]
 
 
 def test_a_solver_goes_to_the_hub_and_comes_back(server):

@@ -234,7 +234,6 @@ def test_the_example(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(EXAMPLE.read_text().splitlines()) < 60
     calls, distance = re.search(r"(\d+) calls; .* is (\S+), ideally", done.stdout).groups()
     assert calls == "8"
     assert float(distance) == pytest.approx(0.1 * 2**0.5, rel=0.05)
