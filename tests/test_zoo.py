@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bespoke_solvers import load, zoo
+from bespoke_solvers import load, model_folder, zoo
 from bespoke_solvers.cli import main
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.metrics import rmse
@@ -97,6 +97,13 @@ def test_its_solvers_have_a_name_for_the_commands(capsys):
         main(["show", "zoo:cifar10-fm-ot"])
     assert end.value.code == 0
     assert "8 evaluations, family rk2" in capsys.readouterr().out
+
+
+def test_a_card_says_how_fast_a_gpu_was_and_how_much_of_it_was_needed():
+    record = json.loads((zoo.folder("zoo:cifar10-fm-ot") / "training.json").read_text())
+    assert "GiB" not in model_folder.card(record), "where it is not known"
+    known = record | {"images": 9000, "seconds": 3.0, "gpu_memory": 5 * 2**29}
+    assert "bfloat16 autocast; 3,000 pictures a second, 2.5 GiB of its memory |" in model_folder.card(known)
 
 
 def test_an_unknown_network_is_named():

@@ -230,7 +230,7 @@ def _cached() -> Path:
         except (OSError, RuntimeError) as error:
             raise OSError(
                 f"the weights of Inception could not be downloaded ({error}); fetch {URL} elsewhere and put it at "
-                f"{path}, or give its place as weights"
+                f"{path}, or give its place: --inception, in Python `weights`"
             ) from error
     return path
 

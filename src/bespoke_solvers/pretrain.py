@@ -214,6 +214,7 @@ class Training:
             "seconds": round(self.seconds, 1),
             "device": torch.cuda.get_device_name(self.device) if gpu else platform.machine() + " CPU",
             "precision": "bfloat16 autocast" if gpu else "float32",
+            **({"gpu_memory": torch.cuda.max_memory_allocated(self.device)} if gpu else {}),  # bytes, at most
             "versions": {
                 **{"python": platform.python_version(), "torch": torch.__version__},
                 **{"diffusers": diffusers.__version__, "bespoke_solvers": __version__},
