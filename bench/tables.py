@@ -1,4 +1,4 @@
-"""Tables and pictures from the stores of bench.frontier and bench.fid: python -m bench.tables --help."""
+"""Tables and pictures from the stores of the benchmarks: python -m bench.tables --help."""
 
 import argparse
 import re
@@ -93,7 +93,7 @@ def main() -> None:
     store, printed = Store(options.store), dict[str, str]()
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
         records = [record for record in store.of(model) if record["seed"] == options.seed]
-        records.sort(key=lambda record: ORDER.index(record["method"]))
+        records.sort(key=lambda record: (*ORDER, record["method"]).index(record["method"]))
         if not records:
             raise SystemExit(f"the store {options.store} has no records of {model}")
         name = model if options.store.name == "frontier" else f"{model} {options.store.name}"
@@ -108,8 +108,9 @@ def main() -> None:
         print(f"\n{model}: RMSE / PSNR on {samples} samples, exact to {error:.0e}\n")
         printed |= {f"table {name}": table(records), f"costs {name}": costs(records, options.cost_at)}
         print(printed[f"table {name}"])
-        print(f"\nCost of the fits at {options.cost_at} NFE, in evaluations of the model:\n")
-        print(printed[f"costs {name}"])
+        if any("cost" in record for record in records):
+            print(f"\nCost of the fits at {options.cost_at} NFE, in evaluations of the model:\n")
+            print(printed[f"costs {name}"])
         if options.pictures:
             options.pictures.mkdir(parents=True, exist_ok=True)
             best = {(r["method"], r["nfe"]): r for r in sorted(records, key=lambda r: r["rmse"] or inf, reverse=True)}
