@@ -94,7 +94,7 @@ class Pipeline:
         rated = []
         for values in itertools.product(*chosen.values()):
             options = dict(zip(chosen, values, strict=True))
-            scheduler = getattr(diffusers, method).from_config(self.scheduler.config, **fixed, **options)
+            scheduler = like(self.scheduler, method, **fixed, **options)
             scheduler.set_timesteps(nfe)
             count = nfe if len(scheduler.timesteps) <= nfe else (nfe + 1) // 2  # Heun's method calls twice in a step
             name = ", ".join(f"{name}={value}" for name, value in options.items())
@@ -107,6 +107,7 @@ class Pipeline:
 
     def sample(self, scheduler: Any, count: int, noise: Noise) -> Tensor:
         """What diffusers' pipeline draws from this noise, before it is clipped to a picture."""
+        scheduler.set_timesteps(count)  # since this pipeline scales its noise before it does so
         pipeline = diffusers.ConsistencyModelPipeline(self.network, fitting(scheduler))
         pipeline.set_progress_bar_config(disable=True)
         drawn: list[Tensor] = []
@@ -119,6 +120,13 @@ class Pipeline:
             callback=lambda _, __, x: drawn.append(x),
         )
         return drawn[-1]
+
+
+def like(scheduler: Any, kind: str, **options: Any) -> Any:
+    """A scheduler of another class on the same path, as from a saved pipeline: what was left at its default is in the
+    configuration, too, and not replaced by the default of the other class (Heun has betas of its own)."""
+    config = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
+    return getattr(diffusers, kind).from_config(config, **options)
 
 
 def fitting(scheduler: Any) -> Any:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 
@@ -115,6 +116,9 @@ def test_schedulers_of_diffusers_run_in_its_pipeline(tmp_path, monkeypatch):
     grid = torch.tensor([0, 0.333, 0.666, 0.999, 1], dtype=torch.float64)
     assert found[0]["rmse"] == pytest.approx(held.quality(runge_kutta(TABLEAUS["euler"], grid), model).rmse, rel=1e-4)
     assert found[1]["rmse"] < 0.5 * found[0]["rmse"]
+    ddpm = diffusers.DDPMScheduler()
+    for kind in schedulers.NOISE:
+        assert torch.equal(schedulers.like(ddpm, kind).alphas_cumprod, ddpm.alphas_cumprod), "the path of the network"
 
 
 def test_fid_of_what_the_store_has(tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 
 METHODS = ["euler", "midpoint", "rk1-bespoke, bound", "rk2-bespoke, bound"]
 ADAM = ["--adam", "250", "--learning-rate", "1e-2", "--validate-every", "50"]
-SETTINGS = ["--samples", "512", "--paths", "128", "--batch-size", "32", "--tolerance", "1e-5", *ADAM]
+COUNTS = ["--paths", "128", "--choose", "512", "--samples", "512"]
+SETTINGS = [*COUNTS, "--batch-size", "32", "--tolerance", "1e-5", *ADAM]
 
 
 @pytest.mark.parametrize(

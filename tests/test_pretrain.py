@@ -357,9 +357,9 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     (folder / "data.json").write_text(card("blues"))
     _, printed = command(capsys, *arguments, 3, "--batch-size", 4)
     assert "config tiny (here tinier); data greys (here blues)" in printed
-    (folder / "data.json").write_text(card("blues").replace("sha256", "sha256_"))
+    (folder / "data.json").write_text(card("blues")[:-1] + ', "sha256": "ab"}')
     _, printed = command(capsys, *arguments, 3, "--batch-size", 4)
-    assert "; digests " in printed, "other pictures under the same name"
+    assert "; pictures (32,) (here (32, 'ab'))" in printed, "other pictures under the same name"
     (folder / "out" / "checkpoint.pt").write_text("something")
     _, printed = command(capsys, *arguments, 3)
     assert "checkpoint.pt is no checkpoint of a training; remove it" in printed

@@ -71,8 +71,7 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """What a checkpoint must agree with; the limit may change."""
-        data = {"data": self.data.name, "pictures": len(self.data.pixels), "shape": self.shape}
-        data["digests"] = self.data.digests
+        data = {"data": self.data.name, "pictures": (len(self.data), *self.data.digests), "shape": self.shape}
         config = {name: value for name, value in dataclasses.asdict(self.config).items() if name != "name"}
         return {"config": self.config.name, **data, "classes": self.classes, **config, "seed": self.seed}
 

@@ -27,7 +27,9 @@ def paper(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Reduced counts, for minutes on a CPU; what follows changes single ones."),
+        typer.Option(
+            "--quick", help="Reduced counts, for minutes on a CPU with toys; what follows changes single ones."
+        ),
     ] = False,
     nfe: Annotated[str | None, typer.Option(help="Evaluations of a sample; 8,10,16,20 by default.")] = None,
     paths: Annotated[int | None, typer.Option(min=1, help="Exact paths to fit to.")] = None,

@@ -60,7 +60,7 @@ def find(folder: Path, split: str, size: int | None = None) -> Source | None:
                 if len(content) != len(few) * height * width:
                     raise _wrong_length(images, first + len(content) // (height * width), count, "pictures")
                 pixels = np.frombuffer(content, np.uint8).reshape(-1, 1, height, width)
-                yield Portion(np.pad(pixels, [(0, 0), (0, 0), *around]), few)
+                yield Portion(pixels if size is None else np.pad(pixels, [(0, 0), (0, 0), *around]), few)
             if _read(file, images, 1):
                 raise _wrong_length(images, count + 1, count, "pictures")
 
