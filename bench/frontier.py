@@ -55,12 +55,12 @@ class Frontier:
         exact = self.model if full == name else load(full, options.models, options.device)
         folder = options.banks and options.banks / full.replace(":", "-")
         tolerance = {"rtol": options.tolerance, "atol": options.tolerance}
-        self.bank = Bank(exact, folder, batch_size=options.batch_size, budget=2**36, **tolerance)
-        self.report = held_out(self.bank, "report", options.seed, options.samples)
-        self.choose = held_out(self.bank, "choose", options.seed, min(options.samples, options.grid_samples))
         self.paths = options.paths or enough(self.model, EFFORTS["medium"].paths)
         if self.paths % options.batch_size:
             raise SystemExit(f"{self.paths} paths are no multiple of the batch size, {options.batch_size}")
+        self.bank = Bank(exact, folder, batch_size=options.batch_size, budget=2**36, **tolerance)
+        self.report = held_out(self.bank, "report", options.seed, options.samples)
+        self.choose = held_out(self.bank, "choose", options.seed, min(options.samples, options.grid_samples))
         self.chain: dict[tuple[str, int], Fitted] = {}
         print(f"{name}: exact with {self.report.evaluations:.0f} NFE to {self.report.own_error:.0e}", flush=True)
 
@@ -68,7 +68,11 @@ class Frontier:
         """The store's key of a cell."""
         options = self.options
         values = (self.name, method, nfe, options.seed, self.budget(method), options.samples, options.tolerance)
-        return dict(zip(KEY, values, strict=True))
+        key = dict(zip(KEY, values, strict=True))
+        chosen = (self.store.get(key) or {}).get("choose", options.choose)
+        if options.choose not in (None, chosen):
+            raise SystemExit(f"{key} is in the store, chosen on {chosen} samples; take these, or another --store")
+        return key
 
     def budget(self, method: str) -> str:
         """What a fit may spend, in words; a method that is not fitted has none."""

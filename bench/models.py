@@ -55,8 +55,8 @@ def link(folder: Path, out: Path) -> None:
     """The network of a folder with the record that `bespoke pretrain` would have left beside it."""
     prediction, schedule = PATHS[folder.name]
     out.mkdir(parents=True)
-    for file in folder.iterdir():
-        (out / file.name).symlink_to(file.resolve())
+    for name in ("config.json", "diffusion_pytorch_model.safetensors"):
+        (out / name).symlink_to((folder / name).resolve())
     seconds = json.loads((folder / "training_log.json").read_text())["seconds"]
     meaning = {"schedule": describe_schedule(schedule), "prediction": prediction, "data": {"classes": CLASSES}}
     (out / TRAINING).write_text(json.dumps(meaning | {"seconds": seconds}))

@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", help="which schedulers; by default all")
     parser.add_argument("--nfe", nargs="+", type=int, default=[5, 8, 10, 20])
     parser.add_argument("--effort", choices=EFFORTS, default="medium", help="of our fits")
-    parser.add_argument("--paths", type=int, default=EFFORTS["medium"].paths, help="to fit to")
+    parser.add_argument("--paths", type=int, help="to fit to; by default as many as the effort says")
     parser.add_argument("--samples", type=int, default=256, help="to report on")
     parser.add_argument("--grid-samples", type=int, default=128, help="at most, to choose a scheduler's options by")
     parser.add_argument("--batch-size", type=int, default=64)
@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
     parser.add_argument("--store", type=Path, default=Path("bench/results/schedulers"))
     options = parser.parse_args()
+    options.paths = options.paths or EFFORTS[options.effort].paths
     store = Store(options.store)
     for name in options.model:
         pipeline = Pipeline(name, options)

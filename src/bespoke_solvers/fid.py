@@ -83,10 +83,11 @@ def load(path: str | os.PathLike[str]) -> Statistics:
         raise ValueError(f"{path} is damaged or no file of statistics ({error}); make it again") from error
 
 
-def mark_of(features: Features) -> Tensor:
+def mark_of(features: Features, height: int, width: int) -> Tensor:
     """By which features are known again: those of two pictures that are always the same."""
-    pixels = torch.arange(2 * 3 * 32 * 32).mul(37).remainder(256).to(torch.uint8)
-    return features(pixels.reshape(2, 3, 32, 32)).detach().float().cpu()
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(256, (2, 3, height, width), generator=generator, dtype=torch.uint8)
+    return features(pictures).detach().float().cpu()
 
 
 def statistics(batches: Iterable[Tensor], features: Features | None = None, keep: int = 0) -> Statistics:

@@ -119,9 +119,10 @@ def _errors_by_name(repository: str, revision: str | None) -> Iterator[None]:
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
-    """What a broken connection raises: OSError, but for httpx, which huggingface_hub has taken since its version 1."""
-    httpx = sys.modules.get("httpx")
-    return (OSError,) if httpx is None else (OSError, httpx.TransportError)
+    """What a broken connection raises, by whichever library huggingface_hub asks."""
+    by = {"httpx": "TransportError", "requests": "RequestException"}
+    theirs = [getattr(sys.modules[module], name) for module, name in by.items() if module in sys.modules]
+    return (ConnectionError, TimeoutError, *theirs)
 
 
 def card(content: Mapping[str, Any], repo_id: str | None = None, base_model: str | None = None) -> str:

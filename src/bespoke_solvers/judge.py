@@ -65,9 +65,9 @@ def real_pictures(path: Path, features: fid.Features) -> fid.Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz)."""
     if not path.is_dir():
         return fid.load(path)
-    kept, mark = path / "fid.npz", fid.mark_of(features)
+    kept, pixels = path / "fid.npz", data.load(path).pixels
+    mark = fid.mark_of(features, *pixels.shape[2:])
     if not (kept.exists() and _alike(fid.load(kept).mark, mark)):
-        pixels = data.load(path).pixels
         batches = (
             torch.from_numpy(pixels[start : start + 128].copy()).expand(-1, 3, -1, -1)
             for start in range(0, len(pixels), 128)

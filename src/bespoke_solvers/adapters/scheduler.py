@@ -24,7 +24,7 @@ from bespoke_solvers.solver import Solver, content_of, read, solvers_in
 from bespoke_solvers.velocity import expand
 
 LOST = ("clip_sample", "thresholding", "eta", "stochastic_sampling")  # of a configuration, since no table does it
-NOISY = ("Ancestral", "SDE", "LCM", "TCD")  # in the name of a class that adds noise on its way
+NOISY = ("Ancestral", "SDE", "SASolver", "LCM", "TCD")  # of classes whose users want noise; all have DDPM
 CAST = 2**-8  # relative; how far a time may be off that was cast to bfloat16 on its way
 SCALE = 1e-5  # relative; how far a start may be off without being a wrong one
 
@@ -91,8 +91,8 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps; what the network's output means is found again."""
-        return {name: value for name, value in vars(self).items() if name != "_meaning"}
+        """What pickle keeps: not a run, and what the network's output means is found again."""
+        return {name: value for name, value in vars(self).items() if name != "_meaning"} | {"_run": None}
 
     @cached_property
     def _meaning(self) -> Meaning:
@@ -273,7 +273,8 @@ BespokeScheduler.__module__ = "bespoke_solvers"
 def _known_class(scheduler: Any) -> str | None:
     """The name of its class, or of the one in diffusers that this was made from."""
     names = [kind.__name__ for kind in type(scheduler).__mro__]
-    return None if scheduler is None else next((name for name in names if hasattr(diffusers, name)), names[0])
+    known = (name for name in names if name.endswith("Scheduler") and hasattr(diffusers, name))
+    return None if scheduler is None else next(known, names[0])
 
 
 def _alike(one: Schedule | None, other: Schedule) -> bool:

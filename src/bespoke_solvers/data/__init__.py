@@ -71,7 +71,7 @@ def prepare(
         "split": found.split,
         "classes": found.classes,
     }
-    known = {"count": found.count, "shape": None if found.files else size and [3, size, size]}
+    known = {"count": found.count, "shape": size and [1 if found.files else 3, size, size]}  # with files: MNIST's
     facts |= {key: value for key, value in known.items() if value}
     _is_free(out, facts)  # said before the work, not after it
     out.parent.mkdir(parents=True, exist_ok=True)
