@@ -47,8 +47,7 @@ def find(folder: Path, split: str, size: int | None = None) -> Source | None:
             f"--size {size} is less than the {height} x {width} pictures of {images.name}, which get a margin at most; "
             f"expected {max(height, width)} or more"
         )
-    margin = [((size or side) - side) // 2 for side in (height, width)]
-    around = [(before, (size or side) - side - before) for before, side in zip(margin, (height, width), strict=True)]
+    margins = [((size - side) // 2, (size - side + 1) // 2) for side in (height, width)] if size else []
 
     def portions() -> Iterator[Portion]:
         step = max(1, PORTION // (height * width))
@@ -60,7 +59,7 @@ def find(folder: Path, split: str, size: int | None = None) -> Source | None:
                 if len(content) != len(few) * height * width:
                     raise _wrong_length(images, first + len(content) // (height * width), count, "pictures")
                 pixels = np.frombuffer(content, np.uint8).reshape(-1, 1, height, width)
-                yield Portion(pixels if size is None else np.pad(pixels, [(0, 0), (0, 0), *around]), few)
+                yield Portion(np.pad(pixels, [(0, 0), (0, 0), *margins]) if margins else pixels, few)
             if _read(file, images, 1):
                 raise _wrong_length(images, count + 1, count, "pictures")
 
