@@ -225,7 +225,7 @@ def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str) -> "Figure
 
 def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure":
     """Validation RMSE during fits (`Solver.fit`); between two ticks (a closed form, say) it was not measured."""
-    figure = new_figure(5, 3.6)
+    figure = new_figure(5, 3.4 + 0.18 * len(fits))
     axes = figure.add_subplot()
     for (label, fit), colour in zip(fits.items(), COLOURS[1:] * 9, strict=False):
         iterations, _, measured, *_ = zip(*fit["history"], strict=True)
@@ -235,7 +235,7 @@ def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure"
         kept = errors[iterations.index(fit["best_iteration"])]
         axes.plot(fit["best_iteration"], kept, marker="o", markersize=5, color=colour)
     _log_scale(axes)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, frameon=False)
     _style(axes, "iteration", "RMSE on held-out noise", "ticks: measured; dashed: the start; dot: the one kept")
     return figure
 
