@@ -158,7 +158,7 @@ def test_cases_that_are_missing_are_told(tmp_path):
     found = relations(results)
     assert (found[0].verdict, len(found[0].cases), found[0].missing) == ("held as far as measured", 1, 1)
     section = checks(found)
-    assert section.checks[0].verdict == "held in all 1 cases measured (of 2)"
+    assert section.checks[0].verdict == "held in the one case measured (of 2)"
     assert "for want of measurements or of samples: A solver transferred" in section.text
     assert "3 held as far as measured" in headline(results, found).sentence
 

@@ -135,9 +135,10 @@ def _check(relation: Relation) -> Check:
 
 
 def _verdict(relation: Relation) -> str:
-    """`did not hold in 2 of 9 cases, 1 within the noise`; `held in all 3 cases measured (of 9)`."""
+    """`did not hold in 2 of 9 cases, 1 within the noise`; `held in all 3 cases measured (of 9)`; `held in the one case`."""
     count, failed = len(relation.cases), len(relation.cases) - relation.held
-    verdict = f"did not hold in {failed} of {count} cases" if failed else f"held in all {count} cases"
+    some, every = (f"{failed} of {count} cases", f"all {count} cases") if count > 1 else ("the one case",) * 2
+    verdict = f"did not hold in {some}" if failed else f"held in {every}"
     if relation.missing:
         verdict += f" measured (of {count + relation.missing})"
     decisive = [case for case in relation.cases if case.held is not bool(failed)]
