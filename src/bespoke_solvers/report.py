@@ -187,7 +187,8 @@ class Check:
             f"<code>{escape(self.source)}</code></p>"
         )
         failed = [i for i, held in enumerate(self.held) if not held]
-        every = f"<details><summary>All {len(self.rows)} cases</summary>{self._table(range(len(self.rows)))}</details>"
+        title = f"All {len(self.rows)} cases" if len(self.rows) > 1 else "The case"
+        every = f"<details><summary>{title}</summary>{self._table(range(len(self.rows)))}</details>"
         return f'<div class="check">{verdict}{self._table(failed) if failed else ""}{every if self.rows else ""}</div>'
 
     def _table(self, which: Sequence[int]) -> str:

@@ -135,7 +135,7 @@ def _check(relation: Relation) -> Check:
 
 
 def _verdict(relation: Relation) -> str:
-    """`did not hold in 2 of 9 cases, 1 within the noise`; `held in all 3 cases measured (of 9)`; `held in the one case`."""
+    """`did not hold in 2 of 9 cases, 1 within the noise`; `held in all 3 cases measured (of 9)`."""
     count, failed = len(relation.cases), len(relation.cases) - relation.held
     some, every = (f"{failed} of {count} cases", f"all {count} cases") if count > 1 else ("the one case",) * 2
     verdict = f"did not hold in {some}" if failed else f"held in {every}"
