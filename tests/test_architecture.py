@@ -41,6 +41,7 @@ LAYERS = [
     "gauss_newton",
     "endpoint",
     "projection",
+    "checkpoints",
     "run",
     "fitting",
     "pictures",

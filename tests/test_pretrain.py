@@ -249,6 +249,31 @@ def test_a_time_limit_ends_the_training_and_the_learning_rate(tmp_path, monkeypa
     assert rates[-1] < 0.02 * max(rates)
 
 
+def test_fid_is_measured_along_the_way_in_time_that_does_not_count(tmp_path, monkeypatch):
+    """A step takes a second, a measurement a hundred; the second run goes on with a larger limit."""
+    now = [0.0]
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pretrain, "PAUSE", 9.5)
+
+    def step(self, progress):
+        now[0] += 1
+        self.steps += 1
+
+    def rate(table, model):
+        assert (table.nfe, model.shape) == (20, (1, 8, 8))
+        now[0] += 100
+        asked.append(table)
+        return 50.0 - 2 * len(asked)
+
+    asked = []
+    monkeypatch.setattr(Training, "step", step)
+    for minutes, steps in ((0.5, 30), (0.6, 36), (0.6, 36)):
+        record = train(Plan(TINY, made(), minutes=minutes), tmp_path, rate=rate, progress=False)
+        assert (record["steps"], record["seconds"]) == (steps, steps)
+    assert record["fid"] == [(10, 10.0, 48.0), (20, 20.0, 46.0), (30, 30.0, 44.0), (36, 36.0, 42.0)]
+    assert "| FID along the way | 48.00, 46.00, 44.00, 42.00" in (tmp_path / "README.md").read_text()
+
+
 def test_the_average_follows_with_a_warm_up():
     assert ema_decay(0) == pytest.approx(0.1)
     assert ema_decay(1000) == pytest.approx(1001 / 1010)

@@ -54,6 +54,8 @@ def card(record: dict[str, Any]) -> str:
     if used := record.get("gpu_memory"):
         speed = record["images"] / record["seconds"]
         memory = f"; {speed:,.0f} pictures a second, {used / 2**30:.1f} GiB of its memory"
+    fid = ", ".join(f"{value:.2f}" for _, _, value in record.get("fid", []))
+    along = f"\n| FID along the way | {fid} |" if fid else ""
     command = f"\n| command | `{record['command']}` |" if record.get("command") else ""
     return f"""---
 library_name: diffusers
@@ -76,7 +78,7 @@ scaled to [-1, 1] and flipped at random.
 | training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |
 | time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]}{memory} |
 | batch, learning rate, seed | {settings["batch_size"]}, {settings["learning_rate"]:g}, {settings["seed"]} |
-| last loss | {record["losses"][-1][2]:.4f} |{command}
+| last loss | {record["losses"][-1][2]:.4f} |{along}{command}
 
 {labels}
 

@@ -2,15 +2,9 @@
 
 import copy
 import dataclasses
-import io
 import math
-import pickle
 import platform
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +13,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import __version__, generic, matching, model_folder, pictures
+from bespoke_solvers import __version__, checkpoints, dedicated, generic, matching, model_folder, pictures
 from bespoke_solvers.adapters.diffusers import as_model, trained_by_us
 from bespoke_solvers.data import Pictures
-from bespoke_solvers.description import describe_schedule, in_words
-from bespoke_solvers.files import write_atomically
+from bespoke_solvers.description import describe_schedule
 from bespoke_solvers.pretrain_configs import Config, unet
+from bespoke_solvers.run import Rate
 from bespoke_solvers.table import sample
-from bespoke_solvers.velocity import default_device
+from bespoke_solvers.velocity import Model, default_device
 
 EMA_DECAY = 0.9999
 LARGEST_GRADIENT = 1.0
@@ -34,6 +28,7 @@ REPORT = 50  # steps between two looks at the loss; a look waits for the GPU
 PAUSE = 180.0  # seconds between two checkpoints with their sample grids
 CURVE = 200  # the most points of the loss curve in training.json
 COLUMNS, SAMPLE_NFE, SAMPLE_BATCH = 8, 20, 16
+FID_BY = "ipndm@quadratic"  # with SAMPLE_NFE, near the exact samples on all paths
 
 
 @dataclass(frozen=True)
@@ -88,6 +83,8 @@ def ema_decay(steps: int) -> float:
 class Training:
     """What changes during a training, all of it in the checkpoint. Draws from PyTorch's own random generators."""
 
+    KEPT = ("network", "average", "optimizer", "steps", "seconds", "history", "running", "fid", "random")
+
     def __init__(self, plan: Plan, device: torch.device, compiled: bool) -> None:
         config, classes = plan.config, len(plan.classes)
         torch.manual_seed(plan.seed)
@@ -102,6 +99,7 @@ class Training:
         self.steps, self.seconds = 0, 0.0
         self.history: list[tuple[int, float, float]] = []  # steps, seconds, mean loss since the entry before
         self.running = torch.zeros((), device=device)  # sum of the losses since the last entry
+        self.fid: list[tuple[int, float, float]] = []  # steps, seconds, FID
 
     def learning_rate(self, progress: float) -> float:
         """Of the next step: warm-up, and the decay that ends with the limit."""
@@ -162,7 +160,7 @@ class Training:
         return {
             "settings": self.plan.settings,
             **{name: getattr(self, name).state_dict() for name in ("network", "average", "optimizer")},
-            **{name: getattr(self, name) for name in ("steps", "seconds", "history", "running")},
+            **{name: getattr(self, name) for name in ("steps", "seconds", "history", "running", "fid")},
             "random": {"cpu": torch.get_rng_state()} | on_gpu,
         }
 
@@ -170,17 +168,31 @@ class Training:
         """Take over a state."""
         for name in ("network", "average", "optimizer"):
             getattr(self, name).load_state_dict(state[name])
-        self.steps, self.seconds, self.history = state["steps"], state["seconds"], state["history"]
+        for name in ("steps", "seconds", "history", "fid"):
+            setattr(self, name, state[name])
         self.running = state["running"].to(self.device)
         torch.set_rng_state(state["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in state["random"]:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
 
+    def model(self) -> Model:
+        """The averaged network as a model."""
+        config = self.plan.config
+        return as_model(
+            self.average, trained_by_us(config.prediction, config.schedule, len(self.plan.classes)), self.plan.shape
+        )
+
     @torch.no_grad()
+    def look(self, folder: Path, rate: Rate | None) -> None:
+        """Draw samples of the averaged network, and measure their FID."""
+        self.draw_samples(folder)
+        if rate is not None and self.steps not in {steps for steps, *_ in self.fid}:
+            model = self.model()
+            self.fid.append((self.steps, self.seconds, rate(dedicated.baseline(FID_BY, SAMPLE_NFE, model), model)))
+
     def draw_samples(self, folder: Path) -> None:
-        """A picture of samples of the averaged network, from the same noise each time: a row for each class, or 64."""
-        config, classes = self.plan.config, len(self.plan.classes)
-        model = as_model(self.average, trained_by_us(config.prediction, config.schedule, classes), self.plan.shape)
+        """A picture of samples from the same noise each time: a row for each class, or 64."""
+        model, classes = self.model(), len(self.plan.classes)
         in_rows = 0 < classes <= 10
         noise = model.noise(range(COLUMNS * classes if in_rows else 64))
         labels = torch.arange(classes, device=self.device).repeat_interleave(COLUMNS) if in_rows else noise.condition
@@ -219,45 +231,17 @@ class Training:
                 **{"diffusers": diffusers.__version__, "bespoke_solvers": __version__},
             },
             "losses": self.curve(),
+            **({"fid": self.fid} if self.fid else {}),
         }
 
 
 def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The state in a checkpoint, or None where there is none; one of another training is refused."""
-    if not path.exists():
-        if (path.parent / model_folder.WEIGHTS).exists():
-            raise ValueError(f"{path.parent} holds a model already, and no checkpoint; give another --out")
-        return None
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        was = state["settings"]
-        other = {name: (was.get(name), value) for name, value in settings.items() if was.get(name) != value}
-    except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is no checkpoint of a training; remove it or give another --out") from error
-    if other:
-        listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
-        raise ValueError(f"{path} is of another training: {listed}; give the same settings or another --out")
-    return state
-
-
-@contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """The signals that asked to stop, so that a step is finished first; a second signal stops at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, frame: object) -> None:
-        asked.append(number)
-        signal.signal(number, before[number])
-
-    before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if path.exists():
+        return checkpoints.read(path, Training.KEPT, settings, of="training", instead="give another --out")
+    if (path.parent / model_folder.WEIGHTS).exists():
+        raise ValueError(f"{path.parent} holds a model already, and no checkpoint; give another --out")
+    return None
 
 
 def train(
@@ -267,13 +251,15 @@ def train(
     half: bool = False,
     compiled: bool | None = None,
     device: str | torch.device | None = None,
+    rate: Rate | None = None,
     command: str = "",
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train to the end of the plan, going on from `out/checkpoint.pt`; returns what `out/training.json` says.
 
     Runs on the GPU if there is one, where the network is compiled by default. An interruption (Ctrl-C) writes the
-    checkpoint and raises KeyboardInterrupt. command: what was typed, for the record.
+    checkpoint and raises KeyboardInterrupt. rate: FID of a table on the model, measured with each grid of samples, say
+    (`Judge.fid`). command: what was typed, for the record.
     """
     device = torch.device(device or default_device())
     gpus = [device] if device.type == "cuda" else []
@@ -281,7 +267,7 @@ def train(
     state = read_checkpoint(checkpoint, plan.settings)
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
     with (
-        interruptible() as asked,
+        checkpoints.interruptible() as asked,
         torch.random.fork_rng(gpus),
         tqdm(total=1.0, desc=plan.config.name, bar_format=style, disable=not progress) as bar,
     ):
@@ -293,11 +279,6 @@ def train(
         paused = reported = time.monotonic()
         began = paused - training.seconds
 
-        def write_checkpoint() -> None:
-            buffer = io.BytesIO()
-            torch.save(training.state(), buffer)
-            write_atomically(checkpoint, buffer.getvalue())
-
         while (done := plan.progress(training.steps, training.seconds)) < 1 and not asked:
             training.step(done)
             training.seconds = (now := time.monotonic()) - began
@@ -308,13 +289,15 @@ def train(
                 bar.set_postfix_str(f"loss {training.history[-1][2]:.4f}, {speed:,.0f} images/s", refresh=False)
             bar.update(min(1.0, plan.progress(training.steps, training.seconds)) - bar.n)
             if now - paused > PAUSE:
-                write_checkpoint()
-                training.draw_samples(out)
+                checkpoints.write(checkpoint, training.state())
+                training.look(out, rate)
                 paused = reported = time.monotonic()
-        write_checkpoint()
+                began += paused - now
+        checkpoints.write(checkpoint, training.state())
         if asked:
             raise KeyboardInterrupt
-        training.draw_samples(out)
+        training.look(out, rate)
+        checkpoints.write(checkpoint, training.state())  # with the last FID, for a run that goes on with a larger limit
         record = {"command": command} | training.record(half)
         model_folder.save(training.average, record, out, half)
     return record

@@ -1,23 +1,20 @@
 """The course of a fit: its stages one after another, validated, the best kept, and resumed from a checkpoint."""
 
 import dataclasses
-import io
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers.description import differences, in_words
+from bespoke_solvers import checkpoints
+from bespoke_solvers.description import differences
 from bespoke_solvers.evaluation import HeldOut, Quality
 from bespoke_solvers.families import Family
-from bespoke_solvers.files import write_atomically
 from bespoke_solvers.stages import Stage
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model
@@ -118,28 +115,22 @@ class Run:
         if self.checkpoint is not None:
             self.state = stage.state() if stage else {}
             kept = {name: getattr(self, name) for name in self.KEPT} | {"family": self.family.state_dict()}
-            buffer = io.BytesIO()
-            torch.save(kept, buffer)
-            write_atomically(self.checkpoint, buffer.getvalue())
+            checkpoints.write(self.checkpoint, kept)
 
     def _resume(self) -> None:
         """Take over the checkpoint, if there is one; refuse one of another fit."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
-        try:
-            kept = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
-            was = kept["settings"]
-            other = {name: (was.get(name), value) for name, value in self.settings.items() if was.get(name) != value}
-            other |= differences(kept["description"], self.description, tolerance=1e-3)
-            values = {name: kept[name] for name in self.KEPT}
-            numbers = kept["family"]
-        except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{self.checkpoint} is no checkpoint of a fit; remove it or name another file") from error
-        if other:
-            listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
-            raise ValueError(f"{self.checkpoint} is of another fit: {listed}; give the same settings or remove it")
-        self.family.load_state_dict(numbers)
-        for name, value in values.items():
+        state = checkpoints.read(
+            self.checkpoint,
+            (*self.KEPT, "family"),
+            self.settings,
+            of="fit",
+            instead="name another file",
+            differences=lambda kept: differences(kept["description"], self.description, tolerance=1e-3),
+        )
+        self.family.load_state_dict(state.pop("family"))
+        for name, value in state.items():
             setattr(self, name, value)
 
     def _postfix(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import data as data_sets
-from bespoke_solvers.cli.common import Quiet, output_folder, without_folders
+from bespoke_solvers.cli.common import FidSamples, FidTo, InceptionFile, Quiet, judge, output_folder, without_folders
 from bespoke_solvers.pretrain import Plan, train
 from bespoke_solvers.pretrain_configs import CONFIGS, configuration
 
@@ -22,19 +22,27 @@ def pretrain(
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, noise and the order of the pictures.")] = 0,
     half: Annotated[bool, typer.Option("--half", help="Save the weights in float16.")] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Do not compile the network on the GPU.")] = False,
+    fid: FidTo = None,
+    fid_samples: FidSamples = 10_000,
+    inception: InceptionFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a flow or diffusion network. Interrupted, it goes on where it was when the same command is given again."""
+    """Train a flow or diffusion network. Interrupted, it goes on where it was when the same command is given again.
+
+    With --fid, FID is measured along the way, in time that no limit counts.
+    """
     chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
     plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed)
     output_folder(out)
+    rate = judge(fid, inception, fid_samples, seed, chosen.batch_size, "report").fid if fid else None
+    typed, compiled = without_folders(), False if no_compile else None
     try:
-        compiled = False if no_compile else None
-        record = train(plan, out, half=half, compiled=compiled, command=without_folders(), progress=not quiet)
+        record = train(plan, out, half=half, compiled=compiled, rate=rate, command=typed, progress=not quiet)
     except KeyboardInterrupt:
         typer.echo("\ninterrupted; give the same command again, and it goes on from its checkpoint", err=True)
         raise typer.Exit(130) from None
     typer.echo(
         f"{out}: {config}, {record['steps']:,} steps, {record['images']:,} pictures seen, "
         f"{record['seconds'] / 60:.1f} minutes, loss {record['losses'][-1][2]:.4f}"
+        + (f", FID {record['fid'][-1][2]:.2f}" if fid else "")
     )
