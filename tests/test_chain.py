@@ -9,7 +9,7 @@ import torch
 import bespoke_solvers
 from bespoke_solvers import dedicated, fitting, toy
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.description import describe
+from bespoke_solvers.description import apart, describe
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.fitting import CHAIN, EFFORTS, Effort
@@ -177,6 +177,7 @@ def test_evaluations_are_accounted_for(model):
     counter, bank = Counter(model.velocity), Bank(model, batch_size=8)
     counting = dataclasses.replace(model, velocity=counter)
     describe(counting)
+    apart(counting, model)
     describing, counter.evaluations = counter.evaluations, 0
     spent = fit(counting, bank, **CHAINED | {"iterations": 1}).fit["evaluations"]
     assert spent["forward"] == counter.evaluations - describing - 2 * 3 * 16

@@ -150,8 +150,8 @@ def test_the_report_says_what_held(opened, reported):
     assert [claim for claim, _ in shown] == [each["claim"] for each in statements]
     for (_, text), each in zip(shown, statements, strict=True):
         failed = sum(not case["held"] for case in each["cases"])
-        many = f"{failed} of {len(each['cases'])}" if failed else f"all {len(each['cases'])}"
-        assert text.startswith(f"{each['verdict']} in {many} cases")
+        many = f"{failed} of {len(each['cases'])} cases" if failed else f"all {len(each['cases'])} cases"
+        assert text.startswith(f"{each['verdict']} in {many if len(each['cases']) > 1 else 'the one case'}")
         noisy = sum(case["held"] == (failed == 0) and case["clear"] is False for case in each["cases"])
         assert ("within the noise" in text) == (noisy > 0)
     failed = sum(not case["held"] for each in statements for case in each["cases"])

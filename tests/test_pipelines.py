@@ -402,7 +402,7 @@ def test_the_page_of_schedulers_runs(tmp_path, monkeypatch):
     assert names["image"].size == (SIZE, SIZE)
     assert isinstance(names["pipe"].scheduler, bespoke_solvers.BespokeScheduler)
     exec(coarsely(starting).replace("paths=64", "paths=4"), {})
-    assert list(bespoke_solvers.load("s.json").starts) == [4]
+    assert list(bespoke_solvers.load("s-later.json").starts) == [4]
 
 
 @pytest.mark.filterwarnings("ignore:the reference's own RMSE")

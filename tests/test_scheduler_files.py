@@ -1,5 +1,6 @@
 """BespokeScheduler as it is made, saved and loaded, and what is refused and warned of on the way."""
 
+import copy
 import json
 import pickle
 import re
@@ -56,6 +57,20 @@ def test_a_folder_gives_all_its_tables(tmp_path):
     """As `save_pretrained` and the Hub have them, so that one line puts a shared solver into a pipeline."""
     save_pretrained([make(4), make(6)], tmp_path / "shared")
     assert list(BespokeScheduler.from_solver(tmp_path / "shared", ddpm()).solvers) == [4, 6]
+
+
+def test_a_copy_made_in_the_middle_of_a_run_does_not_go_on_as_if_it_began(file, network):
+    """Pipelines say where to begin, so that nothing else would tell."""
+    scheduler = BespokeScheduler.from_solver(file, ddpm())
+    scheduler.set_timesteps(4)
+    scheduler.set_begin_index(0)
+    x = noise()
+    x = scheduler.step(x, scheduler.timesteps[0], x).prev_sample
+    again = copy.deepcopy(scheduler)
+    with pytest.raises(ValueError, match="copied in the middle of a run; call set_timesteps"):
+        again.step(x, again.timesteps[1], x)
+    again.set_timesteps(4)
+    again.step(x, again.timesteps[0], x)
 
 
 def test_it_may_be_pickled_at_any_time(file, network):

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers.description import describe, differences, in_words
 from bespoke_solvers.files import write_atomically
-from bespoke_solvers.reference import Paths, own_error, regular_schedule, solve
+from bespoke_solvers.reference import Paths, check_tolerance, own_error, regular_schedule, solve
 from bespoke_solvers.velocity import Ends, Model, Noise, NoiseSet, noise_seeds
 
 GIB = 2**30
@@ -47,8 +47,7 @@ class Bank:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {self.batch_size}")
-        if not (self.rtol > 0 and self.atol > 0):
-            raise ValueError(f"the tolerance must be positive, got rtol = {self.rtol} and atol = {self.atol}")
+        check_tolerance(self.rtol, self.atol)
         if self.folder is not None:
             self.folder = Path(self.folder)
             self._open(self.folder)

@@ -1,9 +1,12 @@
 """What solver files and banks say of the model that they belong to, so that they are not used with another."""
 
 import dataclasses
+import functools
+import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +14,13 @@ from torch import Tensor
 from bespoke_solvers.precision import full_float32
 from bespoke_solvers.schedules import EDM, VP, CondOT, Cosine, DiscreteVP, Schedule
 from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import Model, expand
+from bespoke_solvers.velocity import Condition, Model, Noise, Velocity, ends
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     maker.__name__: maker for maker in (CondOT, Cosine, VP, EDM, DiscreteVP)
 }
+
+MARKS = 5  # of x after each of the fingerprint's steps: its size, and four means
 
 
 def schedule_of(described: dict[str, Any]) -> Schedule | None:
@@ -42,57 +47,124 @@ def describe(model: Model) -> dict[str, Any]:
 
 def describe_schedule(schedule: Schedule) -> dict[str, Any]:
     """Its name and parameters."""
-    parameters: dict[str, Any] = dataclasses.asdict(schedule) if dataclasses.is_dataclass(schedule) else {}
-    return {"name": type(schedule).__name__, **parameters}
+    fields: Sequence[dataclasses.Field[Any]] = (
+        dataclasses.fields(schedule) if dataclasses.is_dataclass(schedule) else ()
+    )
+    return {"name": type(schedule).__name__} | {each.name: _parameter(getattr(schedule, each.name)) for each in fields}
+
+
+def _parameter(value: Any) -> Any:
+    """Of a schedule: another schedule, a function by its name, or what JSON knows."""
+    if isinstance(value, Schedule):
+        return describe_schedule(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value
+
+
+class Course(NamedTuple):
+    """Four samples on their way: before each evaluation, and their end."""
+
+    noise: Noise
+    times: Tensor
+    points: list[Tensor]
+    values: list[Tensor]
+
+
+@torch.no_grad()
+def course(model: Model, along: Sequence[Tensor] = ()) -> Course:
+    """Five of DDIM's steps from fixed noise, or each from where another model was; refuses a velocity that fails."""
+    noise = model.noise(range(4))
+    bound = model.bind(noise.condition)
+    times = torch.linspace(model.t_lo, model.t_hi, 7, dtype=torch.float64)[1:-1].to(noise.x0)
+    points, values = [model.schedule(times[0]).sigma.to(noise.x0) * noise.x0], list[Tensor]()
+    with full_float32(noise.x0.device):
+        for k, (t, following) in enumerate(itertools.zip_longest(times, times[1:])):
+            x = along[k] if along else points[k]
+            values.append(_called(bound, t, x))
+            x0, x1 = ends(model.schedule, t, x, values[k])
+            alpha, sigma, *_ = (1.0, 0.0) if following is None else model.schedule(following)
+            points.append(alpha * x1 + sigma * x0)
+    if not all(value.isfinite().all() for value in values):
+        raise ValueError(f"the velocity is not finite at one of the times {times.tolist()}: check the network")
+    return Course(noise, times, points, values)
+
+
+def _called(u: Velocity, t: Tensor, x: Tensor) -> Tensor:
+    try:
+        return u(t, x)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {error}. Check shape (of "
+            "one sample), the order (t, x), and that t may be one number or one for each sample"
+        ) from error
 
 
 @torch.no_grad()
 def fingerprint(model: Model) -> list[float]:
-    """Numbers that tell models apart: the size of u at five times on four fixed samples, and four of its entries.
+    """Numbers that tell models apart: after each step of a `course`, the size of x and the mean of a quarter of each
+    sample. Models of the same pictures hardly differ on noise, but end at other pictures.
 
     Refuses what would make every figure worthless: a velocity that fails, is not finite, changes from call to call or
     takes a time for each sample for something else; conditions that do not come from the generator.
     """
-    noise, again = model.noise(range(4)), model.noise(range(4))
-    if str(noise.condition) != str(again.condition):
+    noise, times, points, values = course(model)
+    if not _same(noise.condition, model.noise(range(4)).condition):
         raise ValueError("draw_condition gave other conditions for the same seeds; it must draw from its generator")
-    bound = model.bind(noise.condition)
-
-    def u(t: Tensor, x: Tensor) -> Tensor:
-        try:
-            return bound(t, x)
-        except (RuntimeError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {error}. Check shape (of "
-                "one sample), the order (t, x), and that t may be one number or one for each sample"
-            ) from error
-
-    times = torch.linspace(model.t_lo, model.t_hi, 7, dtype=torch.float64)[1:-1].to(noise.x0)
-    sigmas = model.schedule(times).sigma.to(noise.x0)
-    with full_float32(noise.x0.device):
-        values = [u(t, sigma * noise.x0) for t, sigma in zip(times, sigmas, strict=True)]
-    if not all(value.isfinite().all() for value in values):
-        raise ValueError(f"the velocity is not finite on noise at the times {times.tolist()}: check the network")
-    if (u(times[0], sigmas[0] * noise.x0) - values[0]).abs().max() > 0.05 * values[0].abs().max():
+    u = functools.partial(_called, model.bind(noise.condition))
+    if (u(times[0], points[0]) - values[0]).abs().max() > 0.05 * values[0].abs().max():
         raise ValueError("the velocity changes from call to call; has the network dropout? Call net.eval()")
     one_by_one = torch.stack([value[i] for i, value in enumerate(values[:4])])
-    together = u(times[:4], expand(sigmas[:4], noise.x0) * noise.x0)
+    together = u(times[:4], torch.stack([point[i] for i, point in enumerate(points[:4])]))
     if (together - one_by_one).abs().max() > 0.05 * one_by_one.abs().max():
         raise ValueError(
             "the velocity gives something else when t holds one value per sample than when it is one number; it must "
             "take both: reshape t to (-1, 1, ..., 1) before it meets x"
         )
-    marks = [(value.square().mean().sqrt(), *value.flatten()[:: -(-value.numel() // 4)]) for value in values]
+    marks = [(x.square().mean().sqrt(), *(_quarter(x[i], i).mean() for i in range(4))) for x in points[1:]]
     return [float(f"{number:.6g}") for several in marks for number in several]
 
 
+def apart(model: Model, other: Model) -> float:
+    """How far the steps of two models from the same points lead apart, at most, relative to the size of x."""
+    there = course(other).points
+    steps = zip(course(model, along=there).points[1:], there[1:], strict=True)
+    return max(float((mine - theirs).norm() / theirs.norm()) for mine, theirs in steps)
+
+
+def _quarter(x: Tensor, i: int) -> Tensor:
+    """The i-th of four, each with one number at least."""
+    start, end = (i * x.numel() // 4, (i + 1) * x.numel() // 4)
+    return x.flatten()[start : max(end, start + 1)]
+
+
 def differences(kept: dict[str, Any], given: dict[str, Any], tolerance: float = 0.01) -> dict[str, tuple[Any, Any]]:
-    """The fields of two descriptions that differ; the fingerprint by more than `tolerance` of its largest number."""
-    found = {name: (kept.get(name), given[name]) for name in given if kept.get(name) != given[name]}
+    """The fields of two descriptions that differ; the fingerprint by more than `tolerance` of x's size after a step."""
+    found = {name: (kept.get(name), given[name]) for name in given if not alike(kept.get(name), given[name])}
     was, now = kept.get("fingerprint"), given["fingerprint"]
-    if isinstance(was, list) and close(was, now, tolerance * max(map(abs, now))):
-        found.pop("fingerprint", None)
+    at_a_time = range(0, len(now), MARKS)
+    if isinstance(was, list) and len(was) == len(now):
+        parts = ((was[i : i + MARKS], now[i : i + MARKS]) for i in at_a_time)
+        if all(close(mine, theirs, tolerance * max(map(abs, theirs))) for mine, theirs in parts):
+            found.pop("fingerprint", None)
     return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same, numbers to rounding: those of a schedule differ between processors."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-9)
+    return bool(one == other)
+
+
+def _same(one: Condition, other: Condition) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one is other
 
 
 def network_time(model: Model, table: Table) -> list[float] | None:
@@ -103,7 +175,7 @@ def network_time(model: Model, table: Table) -> list[float] | None:
 def in_words(name: str, was: Any, now: Any) -> str:
     """`schedule {'name': 'VP', ...} (here {...})`, cut where it is long."""
     if name == "fingerprint":
-        return "other weights (has the network been trained since?)"
+        return "other weights or another precision (has the network been trained since?)"
     texts = ("none" if value is None else str(value) for value in (was, now))
     short = [text if len(text) <= 60 else text[:60] + "..." for text in texts]
     return f"{name} {short[0]} (here {short[1]})"

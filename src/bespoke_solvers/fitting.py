@@ -14,7 +14,7 @@ import torch
 
 from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.description import describe, differences, network_time
+from bespoke_solvers.description import apart, describe, differences, network_time
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Family, NonStationary
@@ -25,7 +25,7 @@ from bespoke_solvers.projection import Projection
 from bespoke_solvers.reference import Paths, solve
 from bespoke_solvers.run import Planned, Rate, Run
 from bespoke_solvers.solver import Solver
-from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage
+from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage, check_gradient
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model
 
@@ -52,7 +52,7 @@ VALIDATION_PATHS = 64
 NUMBERS, MOST = 2**14, 256  # in all samples together, and samples, that are enough by themselves
 HARMLESS = 1e-4  # an error of the reference that no one sees
 IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
-PRECISION = 0.05  # how far the numbers of a model's fingerprint may lie apart in full and in half precision
+PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
 
 
 class Batches(Sequence[Paths]):
@@ -152,8 +152,12 @@ def fit(
     if validation_paths < 1:
         raise ValueError(f"{validation_paths} paths to validate are too few")
     description = describe(model)
+    if callable(objective) or names[-1] == "bound":
+        check_gradient(model)
     bank = bank or Bank(model)
-    if bank.model is not model and differences(describe(bank.model), description, tolerance=PRECISION):
+    if bank.model is not model and (
+        differences(describe(bank.model), description, tolerance=math.inf) or apart(model, bank.model) > PRECISION
+    ):
         raise ValueError("the bank was made for another model; make it with Bank(model, ...) of the model to fit")
     choose, report = (held_out(bank, name, seed, validation_paths, progress) for name in ("choose", "report"))
     batches = bank.fill(seed, paths, progress) if isinstance(paths, int) else None

@@ -153,8 +153,8 @@ def dopri5(u: Velocity, r_lo: float, r_hi: float, x: Tensor, *, rtol: float, ato
         if calls + 6 > max_calls:
             raise NotSolvedError(
                 f"the reference was not finished after {calls} evaluations: it stands at r = {r:.4g} of "
-                f"[{r_lo:.4g}, {r_hi:.4g}] with steps of {h:.1e}. Loosen rtol = {rtol} and atol = {atol}, raise "
-                "max_evaluations, or check that the velocity is smooth and in full float32"
+                f"[{r_lo:.4g}, {r_hi:.4g}] with steps of {h:.1e}. Loosen rtol = {rtol} and atol = {atol}, or "
+                "check that the velocity is smooth and in full float32"
             )
         h = min(h, r_hi - r)
         ks = stages(DOPRI5, u, at(r), x, h, first=dx)
@@ -175,9 +175,16 @@ def dopri5(u: Velocity, r_lo: float, r_hi: float, x: Tensor, *, rtol: float, ato
     return Solution(torch.tensor(knots, dtype=torch.float64), torch.stack(xs), torch.stack(dxs), torch.stack(middles))
 
 
+def check_tolerance(rtol: float, atol: float) -> None:
+    """Refuse one that no solver can keep."""
+    if not (rtol > 0 and atol > 0):
+        raise ValueError(f"the tolerance must be positive, got rtol = {rtol} and atol = {atol}")
+
+
 @torch.no_grad()
 def solve(model: Model, noise: Noise, *, rtol: float = 1e-5, atol: float = 1e-5, max_evaluations: int = 2000) -> Paths:
     """The exact paths from the given noise, at most `max_evaluations` of u on each."""
+    check_tolerance(rtol, atol)
     regular = regular_schedule(model)
     between = Between(model.schedule, regular) if regular else None
     domain = torch.tensor(model.domain, dtype=torch.float64)

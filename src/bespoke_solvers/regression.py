@@ -5,6 +5,7 @@ themselves run into. It is the optimal linear subspace of Duan et al. (2023) in 
 """
 
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +36,15 @@ class Rows:
 def on_disk(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor in a temporary file, so that it takes disk and page cache instead of memory."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        size = int(torch.Size(shape).numel())
-        return torch.from_file(str(Path(folder) / "tensor"), shared=True, size=size, dtype=dtype).reshape(tuple(shape))
+        file, size = Path(folder) / "tensor", int(torch.Size(shape).numel())
+        if hasattr(os, "posix_fallocate"):  # a disk without room is an error here, and would be a signal later
+            with file.open("wb") as empty:
+                try:
+                    os.posix_fallocate(empty.fileno(), 0, size * dtype.itemsize)
+                except OSError as error:
+                    need = f"the fit needs {size * dtype.itemsize:,} bytes in {tempfile.gettempdir()}"
+                    raise OSError(error.errno, f"{error.strerror}: {need}; make room, or set TMPDIR") from error
+        return torch.from_file(str(file), shared=True, size=size, dtype=dtype).reshape(tuple(shape))
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from bespoke_solvers.families import Family, NonStationary
 from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean, sample_weights
+from bespoke_solvers.velocity import Model
 
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
 
@@ -43,6 +44,19 @@ class Stage(ABC):
     @abstractmethod
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
+
+
+def check_gradient(model: Model) -> None:
+    """Refuse a velocity whose output does not know its inputs: the loss would still have a gradient, a wrong one."""
+    x, condition = model.noise([0])
+    t = torch.full((), model.t_lo, dtype=model.dtype, device=model.device)
+    with torch.enable_grad():
+        output = model.bind(condition)(t.requires_grad_(), x.requires_grad_())
+    if not output.requires_grad:
+        raise ValueError(
+            "the velocity passes no gradient to t and x (is it under torch.no_grad?), which this objective "
+            "needs; let it, or take an objective that needs none: endpoint"
+        )
 
 
 class Adam(Stage):

@@ -149,7 +149,8 @@ class Model:
             raise ValueError(f"unknown prediction {self.prediction!r}; expected one of {', '.join(PREDICTIONS)}")
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule must be a Schedule such as schedules.CondOT(), got {self.schedule!r}")
-        if not isinstance(self.shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in self.shape):
+        numbers = self.shape if isinstance(self.shape, Sequence) else ()
+        if not numbers or not all(isinstance(n, int) and n > 0 for n in numbers):
             raise ValueError(f"shape must be that of one sample, such as (3, 32, 32), got {self.shape!r}")
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(

@@ -123,14 +123,18 @@ def _replaced(config: dict[str, Any]) -> Meaning:
         return meaning_of(rest | {"_class_name": name})
     try:
         described = config["solver"]["model"]
-        schedule = schedule_of(described["schedule"])
-        assert schedule is not None
-        return trained_by_us(described["prediction"], schedule, None)
-    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        return trained_by_us(described["prediction"], _schedule(described["schedule"]), None)
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the solver does not say its model's schedule and prediction ({error!r}); give "
             f"{OURS}.from_solver the scheduler that it replaces"
         ) from error
+
+
+def _schedule(described: dict[str, Any]) -> Schedule:
+    if (schedule := schedule_of(described)) is None:
+        raise LookupError(f"unknown schedule {described.get('name')!r}")
+    return schedule
 
 
 def network_time(t: Tensor) -> Tensor:
@@ -149,11 +153,9 @@ def _meaning(folder: Path, unet: Path) -> Meaning:
     if (unet / TRAINING).is_file():
         record = read_json(unet / TRAINING)
         try:
-            schedule = schedule_of(record["schedule"])
-            assert schedule is not None
-            names = tuple(map(str, record["data"]["classes"]))
+            names, schedule = tuple(map(str, record["data"]["classes"])), _schedule(record["schedule"])
             return trained_by_us(record["prediction"], schedule, len(names))._replace(names=names)
-        except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{unet / TRAINING} is damaged, or no record of bespoke pretrain: {error!r}") from error
     if unet != folder:
         parts = {name for name, value in read_json(folder / "model_index.json").items() if isinstance(value, list)}

@@ -18,8 +18,8 @@ from torch import Tensor
 from bespoke_solvers import hub
 from bespoke_solvers.adapters.diffusers import Meaning, meaning_of
 from bespoke_solvers.adapters.stepping import Run, dpm_solver, full, rounded
-from bespoke_solvers.description import close, describe_schedule, in_words, schedule_of
-from bespoke_solvers.schedules import Schedule, float64
+from bespoke_solvers.description import alike, close, describe_schedule, in_words
+from bespoke_solvers.schedules import float64
 from bespoke_solvers.solver import Solver, content_of, read, solvers_in
 from bespoke_solvers.velocity import expand
 
@@ -98,12 +98,13 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     def _meaning(self) -> Meaning:
         """Of the network's output and time, once the solvers are known to be made for it."""
         meaning = meaning_of({**self.config, "_class_name": type(self).__name__})
+        path = describe_schedule(meaning.schedule)
         for solver in self.solvers.values():
             schedule, prediction = (solver.model.get(name) for name in ("schedule", "prediction"))
             if prediction not in (None, meaning.prediction):
                 raise _for_another("prediction", prediction, meaning.prediction)
-            if schedule is not None and not _alike(schedule_of(schedule), meaning.schedule):
-                raise _for_another("schedule", schedule, describe_schedule(meaning.schedule))
+            if schedule is not None and not alike(schedule, path):
+                raise _for_another("schedule", schedule, path)
             here = meaning.network_time(solver.table.t).tolist()
             if solver.network_time and not close(solver.network_time, here, tolerance=1e-3):
                 raise _for_another("network time", solver.network_time, here)
@@ -206,6 +207,8 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
                 f"the network's output has the shape {tuple(model_output.shape)}, expected {tuple(sample.shape)}, that "
                 "of the sample; a predicted variance must be cut off"
             )
+        if self._run is None and self._step_index is not None:
+            raise ValueError("this scheduler was copied in the middle of a run; call set_timesteps and begin again")
         if self._run is None:
             self._run = self._begin(timestep, sample)
         run = self._run
@@ -275,14 +278,6 @@ def _known_class(scheduler: Any) -> str | None:
     names = [kind.__name__ for kind in type(scheduler).__mro__]
     known = (name for name in names if name.endswith("Scheduler") and hasattr(diffusers, name))
     return None if scheduler is None else next(known, names[0])
-
-
-def _alike(one: Schedule | None, other: Schedule) -> bool:
-    """Whether two schedules are the same to rounding."""
-    t = torch.linspace(0, 1, 1001, dtype=torch.float64)
-    return type(one) is type(other) and all(
-        torch.allclose(mine, theirs, rtol=0, atol=1e-6) for mine, theirs in zip(one(t)[:2], other(t)[:2], strict=True)
-    )
 
 
 def _for_another(name: str, was: Any, now: Any) -> ValueError:

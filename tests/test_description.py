@@ -1,0 +1,112 @@
+"""What tells models apart, and what does not."""
+
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from bespoke_solvers import Model, fit, precision, regression, schedules, toy
+from bespoke_solvers.bank import Bank
+from bespoke_solvers.description import alike, apart, describe, describe_schedule, differences
+from bespoke_solvers.scale_time import Transformed, identity
+
+PATHS = [schedules.CondOT(), schedules.VP(), schedules.Cosine(), schedules.EDM()]
+
+
+def digits(first, schedule, scale=1.0, dtype=torch.float32):
+    """300 of the digits, from the `first` on."""
+    pictures = toy.files("bespoke_solvers") / "digits.safetensors"
+    centres = toy.load_file(pictures)["pixels"][first : first + 300, None] / 8 - 1
+    return toy.gaussian_mixture(scale * centres, 0.15, schedule, dtype=dtype)
+
+
+@pytest.mark.parametrize("schedule", PATHS, ids=lambda schedule: type(schedule).__name__)
+def test_models_of_the_same_kind_of_pictures_differ(schedule):
+    """On noise alone two such models are nearly the same, and on EDM's path u is that of the noise."""
+    model = digits(0, schedule)
+    kept = describe(model)
+    assert list(differences(kept, describe(digits(300, schedule)), tolerance=0.05)) == ["fingerprint"]
+    assert list(differences(kept, describe(digits(0, schedule, scale=0.97)))) == ["fingerprint"]
+    assert not differences(kept, describe(digits(0, schedule, dtype=torch.float64)), tolerance=1e-3)
+    rounded = dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x.bfloat16().float()))
+    assert apart(rounded, model) < 0.01 < 0.1 < apart(digits(300, schedule), model)
+
+
+def test_a_fit_refuses_a_bank_of_other_pictures():
+    with pytest.raises(ValueError, match="the bank was made for another model"):
+        fit(digits(0, schedules.CondOT()), nfe=4, bank=Bank(digits(300, schedules.CondOT())))
+
+
+def test_numbers_of_a_schedule_are_compared_to_rounding():
+    """Processors round a product of a thousand betas in their own ways."""
+    betas = torch.linspace(1e-4, 0.02, 1000)
+    one, other = ((1 - betas.to(dtype)).cumprod(0).double() for dtype in (torch.float32, torch.float64))
+    assert not torch.equal(one, other)
+    kept, given = (describe_schedule(schedules.DiscreteVP(tuple(each.tolist()))) for each in (one, other))
+    assert alike(json.loads(json.dumps(kept)), given)
+    given["alphas_cumprod"][-1] *= 1.01
+    assert not alike(kept, given)
+    assert not alike(kept, given | {"alphas_cumprod": given["alphas_cumprod"][:-1]})
+
+
+def test_a_schedule_made_of_another_is_described_by_names():
+    described = describe_schedule(Transformed(schedules.VP(), identity))
+    assert described["source"] == {"name": "VP", "B": 20.0, "b": 0.1}
+    assert described["transform"] == "bespoke_solvers.scale_time.identity"
+
+
+def test_conditions_that_do_not_come_from_the_generator_are_seen_in_all_their_numbers():
+    def condition(generator):
+        return torch.cat([torch.zeros(10), torch.rand(1980), torch.zeros(10)])
+
+    model = Model(lambda t, x, c: -x, (2,), schedules.CondOT(), draw_condition=condition)
+    with pytest.raises(ValueError, match="draw_condition gave other conditions for the same seeds"):
+        describe(model)
+
+
+@pytest.fixture
+def tf32():
+    """TF32 in convolutions, as it is by default, and as it was before at the end."""
+    switches = torch.backends.cudnn.conv
+    before, switches.fp32_precision = switches.fp32_precision, "tf32"
+    yield switches
+    switches.fp32_precision = before
+
+
+def test_full_float32_is_shared_by_threads(tf32):
+    """The switches are the process's: the first thread to leave must not turn them back under the second."""
+    seen = []
+
+    def work(before, after):
+        time.sleep(before)
+        with precision.full_float32(torch.device("cpu")):
+            time.sleep(after)
+            seen.append(tf32.fp32_precision)
+
+    threads = [threading.Thread(target=work, args=waits) for waits in ((0.0, 0.1), (0.05, 0.2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (seen, tf32.fp32_precision) == (["ieee"] * 2, "tf32")
+
+
+def test_a_velocity_without_gradient_is_refused_where_one_is_needed():
+    model = toy.checkerboard()
+    stopped = dataclasses.replace(model, velocity=torch.no_grad()(model.velocity))
+    with pytest.raises(ValueError, match=r"passes no gradient to t and x .*torch.no_grad.* endpoint"):
+        fit(stopped, nfe=4, family="rk2", progress=False)
+
+
+def test_a_disk_without_room_is_an_error_and_no_signal(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(regression.os, "posix_fallocate", full)
+    with pytest.raises(
+        OSError, match=r"No space left on device: the fit needs 32 bytes in .*; make room, or set TMPDIR"
+    ):
+        regression.on_disk((2, 4), torch.float32)
