@@ -151,6 +151,21 @@ def test_eval_with_all_baselines_puts_each_on_its_best_grid(solver, here, capsys
     assert min(size("best/errors.png")) > 100
 
 
+def test_eval_puts_a_named_baseline_on_its_best_grid_and_names_what_is_left_out(solver, here, capsys):
+    arguments = ["--solver", solver, "--nfe", 4, "--samples", 64, "--batch-size", 64, "--quiet"]
+    methods = "dpmpp-2m,dpmpp-2m@uniform,edm-heun"
+    run("eval", "toy:checkerboard", *arguments, "--baselines", methods, "--out", "results")
+    printed = capsys.readouterr().out
+    rows = json.loads(Path("results/results.json").read_text())["rows"]
+    found = {(row["method"], row["nfe"]): row for row in rows}
+    assert found["dpmpp-2m", 4]["rmse"] <= found["dpmpp-2m@uniform", 4]["rmse"] * 1.1
+    assert "grid" not in found["dpmpp-2m@uniform", 4]
+    assert f"  dpmpp-2m: {found['dpmpp-2m', 4]['grid']} (4)" in printed
+    assert "edm-heun cannot have 4 evaluations: left out" in printed
+    assert 0 < found["dpmpp-2m", 4]["rmse_se"] < found["dpmpp-2m", 4]["rmse"]
+    assert "its standard error is at most" in printed
+
+
 def test_one_file_for_several_nfe(here, capsys):
     run("fit", "own:model", "--nfe", "3-5,7", "--out", "s.json", "--effort", "low", *QUICK[:-3], "--quiet")
     assert available("s.json") == [3, 4, 5, 7]

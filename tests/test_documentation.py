@@ -91,8 +91,9 @@ def test_the_first_five_minutes(tmp_path):
 
 
 def test_the_examples_of_models(tmp_path):
-    edm, guided = run_blocks(ROOT / "docs" / "models.md", tmp_path)
-    for printed in (edm, guided):
+    edm, ddpm, sampled, guided = run_blocks(ROOT / "docs" / "models.md", tmp_path)
+    assert sampled == "torch.Size([4, 2])\n"
+    for printed in (edm, ddpm, guided):
         fitted = re.search(r"RMSE (\S+) \(.*at the same cost (\S+) ", printed)
         assert float(fitted[1]) < 0.2 * float(fitted[2])
     assert "ns-bespoke" in guided

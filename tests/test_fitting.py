@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -280,3 +281,22 @@ def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
     assert "exact paths" in shown
     assert "rmse=0." in shown
     assert "start=0." in shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": torch.nn.Linear(2, 2)}, "got a Linear to fit to; expected a bespoke_solvers.Model"),
+        ({"nfe": "8"}, "nfe must be a whole number of at least 1, got '8'"),
+        ({"nfe": [4, 8]}, r"got \[4, 8\]; fit one solver after another"),
+        ({"nfe": 8.0}, "got 8.0"),
+        ({"nfe": 0}, "got 0"),
+        ({"bank": "folder"}, "got a str as bank; expected a Bank"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_fitted_is_named(changed, words):
+    """Without the tests' own checks of types, which would speak first."""
+    arguments = {"model": toy.checkerboard(), "nfe": 4} | changed
+    with pytest.raises(ValueError, match=words):
+        inspect.unwrap(fitting.fit)(arguments.pop("model"), **arguments)

@@ -32,7 +32,7 @@ def solver_of(base, n):
 
 def written(folder, model, solvers, methods="euler,midpoint", nfe=(4, 6, 8), judged=False):
     bank = Bank(model, batch_size=8)
-    tables = comparison.methods(solvers, methods.split(","), nfe, model)
+    tables, _ = comparison.methods(solvers, methods.split(","), nfe, model)
     result = comparison.compare(bank, tables, seed=3, samples=20)
     if judged:
         rows = [row | {"fid": 100 * row["rmse"], "kid": row["rmse"]} for row in result.rows]

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -151,3 +152,13 @@ def test_equal_schedules_are_equal():
     assert CondOT() == CondOT()
     assert Cosine() != CondOT()
     assert VP(B=10.0) != VP()
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list, tuple])
+def test_noise_levels_may_come_as_they_are_kept(kind):
+    """diffusers has a tensor, others an array."""
+    values = [0.9, 0.5, 0.1]
+    schedule = DiscreteVP(kind(values))
+    assert schedule.alphas_cumprod == pytest.approx(values)
+    assert schedule(torch.tensor(0.5)).alpha == pytest.approx(DiscreteVP(tuple(values))(torch.tensor(0.5)).alpha)
+    hash(schedule)

@@ -161,6 +161,39 @@ def test_other_weights_or_another_network_time_are_warned_of(path):
         load(path).check(model(-1.0, lambda t: 1 - t))
 
 
+def test_sampling_checks_a_model_and_what_a_velocity_returns():
+    made_for = Model(velocity=lambda t, x: -x, shape=(3,), schedule=schedules.CondOT())
+    solver, x0 = Solver(baseline("midpoint", 4).on(made_for), model=describe(made_for)), torch.randn(5, 3)
+    torch.testing.assert_close(solver.sample(made_for, x0), solver.sample(made_for.velocity, x0))
+    with pytest.raises(ValueError, match="was made for a model with schedule"):
+        solver.sample(dataclasses.replace(made_for, schedule=schedules.VP(), domain=None), x0)
+    with pytest.raises(ValueError, match=r"u\(t, x\) returned \(1, 3\) for an x of \(5, 3\)"):
+        solver.sample(lambda t, x: -x[:1], x0)
+    with pytest.raises(ValueError, match="returned a tuple"):
+        solver.sample(lambda t, x: (-x,), x0)
+    pictures = dataclasses.replace(made_for, shape=(1, 8, 8))
+    with pytest.warns(UserWarning, match=r"shape \(1, 8, 8\) \(here \(1, 16, 16\)\); it may serve worse"):
+        Solver(solver.table, model=describe(pictures)).sample(pictures.velocity, torch.randn(2, 1, 16, 16))
+
+
+def test_what_differs_in_a_schedule_is_named(path):
+    alphas = (1 - torch.linspace(1e-4, 0.02, 1000)).cumprod(0)
+    paths = (schedules.DiscreteVP(each) for each in (alphas, torch.cat([alphas[:-1], alphas[-1:] / 2])))
+    one, other = (Model(lambda t, x: -x, (3,), path) for path in paths)
+    with pytest.raises(ValueError, match=r"schedule with alphas_cumprod\[999\] 4\.03\S*e-05 \(here 2\.01\S*e-05\)"):
+        Solver(baseline("midpoint", 4).on(one), model=describe(one)).check(other)
+
+
+def test_a_folder_of_the_hub_is_a_file_too(tmp_path):
+    make().save_pretrained(tmp_path / "mine")
+    assert same(load(tmp_path / "mine").table, make().table)
+
+
+def test_where_a_file_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"directory: s.json cannot be written there: .*missing'"):
+        make().save(tmp_path / "missing" / "s.json")
+
+
 def test_a_truncated_or_foreign_file_is_refused(path):
     make().save(path)
     whole = path.read_bytes()

@@ -70,7 +70,10 @@ class Bank:
         other = differences(kept, mine, tolerance=1e-3)
         if other:
             listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
-            raise ValueError(f"the bank in {folder} is of another model or setting: {listed}; use another (--bank)")
+            raise ValueError(
+                f"the bank in {folder} is of another model or setting: {listed}; give the settings that it has "
+                "(--batch-size, --tolerance), or use another (--bank)"
+            )
 
     def noise(self, noise_set: NoiseSet, seed: int, index: int) -> Noise:
         """The starting points of a batch."""

@@ -18,6 +18,7 @@ from bespoke_solvers.families import BASES, FAMILIES
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.generic import TABLEAUS
 from bespoke_solvers.judge import Judge
+from bespoke_solvers.metrics import decimals
 from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
@@ -58,24 +59,28 @@ def methods(
     nfe: Sequence[int],
     model: Model,
     choose: HeldOut | None = None,
-) -> dict[str, list[Table]]:
+) -> tuple[dict[str, list[Table]], dict[tuple[str, int], str]]:
     """The tables to compare: the baselines at those of the NFE that they can have, and the solvers at their own.
 
-    A baseline comes on its usual time grid or the one it names, `dpmpp-2m@karras`; with `choose`, one that names none
-    comes at each NFE on the grid that is best for it on that set.
+    A baseline comes on the time grid that it names, `dpmpp-2m@karras`; with `choose`, one that names none comes at each
+    NFE on the grid that is best for it on that set (the names of these grids, by method and NFE, come second), and
+    without it on its usual one.
     """
     wanted = sorted({*nfe, *(solver.nfe for solver in solvers)})
     found: dict[str, list[Table]] = {}
+    grids: dict[tuple[str, int], str] = {}
     for name in baselines:
-        possible = [n for n in wanted if dedicated.possible(name, n)]
-        if choose is None:
-            found[name] = [dedicated.baseline(name, n, model) for n in possible]
-        else:
-            chosen = [portfolio.best([name], n, model, choose) for n in possible]
-            found[name] = [candidate.table for candidate in chosen if candidate]
+        for n in wanted:
+            if choose is None or name not in dedicated.METHODS:
+                found.setdefault(name, []).extend(
+                    [dedicated.baseline(name, n, model)] if dedicated.possible(name, n) else []
+                )
+            elif best := portfolio.best([name], n, model, choose):
+                found.setdefault(name, []).append(best.table)
+                grids[name, n] = best.name.partition("@")[2]
     for solver in solvers:
         found.setdefault(name_of(solver), []).append(solver.table)
-    return {name: tables for name, tables in found.items() if tables}
+    return {name: tables for name, tables in found.items() if tables}, grids
 
 
 def compare(
@@ -85,18 +90,23 @@ def compare(
     samples: int,
     progress: bool = False,
     judge: Judge | None = None,
+    grids: Mapping[tuple[str, int], str] | None = None,
 ) -> Comparison:
-    """RMSE and PSNR of every table on the same reporting noise; with a judge FID and KID, too."""
+    """RMSE and PSNR of every table on the same reporting noise; with a judge FID and KID, too.
+
+    grids: the names of the time grids that were chosen, for the rows.
+    """
     report = held_out(bank, "report", seed, samples, progress)
     jobs = [(name, table) for name, several in tables.items() for table in several]
     rows, shown = [], {}
     for name, table in tqdm(jobs, desc="methods", disable=not progress):
         x1 = report.sample(table, bank.model)
         shown[name, table.nfe] = x1[: gallery.most(bank.model)].clone()  # the others need not be kept
-        figures = report.quality_of(x1).figures()
-        if judge and None not in figures.values():
+        figures = report.quality_of(x1).figures() | {"rmse_se": report.standard_error(x1)}
+        if judge and figures["rmse"] is not None and figures["psnr"] is not None:
             figures |= judge.table(table, bank.model)
-        rows.append({"method": name, "nfe": table.nfe, **figures})
+        grid = (grids or {}).get((name, table.nfe))
+        rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
     exact, judged = (judge.exact(bank.model, bank.rtol), judge.count) if judge else ({}, 0)
     return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error, exact, judged, shown)
 
@@ -111,6 +121,17 @@ def as_text(comparison: Comparison) -> str:
         f"on {comparison.samples} new samples; the exact ones took {comparison.reference_evaluations:.0f} evaluations "
         f"each and are exact to {comparison.reference_error:.0e}"
     )
+    known = [row for row in comparison.rows if row["rmse"] and row["rmse_se"] is not None]
+    if known:
+        most = max(row["rmse_se"] / row["rmse"] for row in known)
+        lines.append(f"RMSE is the mean of each sample's; its standard error is at most {100 * most:.0f} % here")
+    grids: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if "grid" in row:
+            grids.setdefault(row["method"], []).append(f"{row['grid']} ({row['nfe']})")
+    if grids:
+        lines.append("time grids, each the best of several on other samples, at (NFE):")
+        lines += [f"  {name}: {', '.join(chosen)}" for name, chosen in grids.items()]
     if comparison.exact:
         exact = comparison.exact["fid"]
         lines += ["", *_grid("FID at NFE", comparison.rows, lambda row: _share(row.get("fid"), exact))]
@@ -122,9 +143,11 @@ def _grid(title: str, rows: Sequence[dict[str, Any]], cell: Callable[[dict[str, 
     columns = sorted({row["nfe"] for row in rows})
     cells = {(row["method"], row["nfe"]): cell(row) for row in rows}
     names = dict.fromkeys(row["method"] for row in rows)
-    width = max(map(len, [*names, title]))
-    lines = [f"{title:<{width}}" + "".join(f"{nfe:>16}" for nfe in columns)]
-    return lines + [f"{name:<{width}}" + "".join(f"{cells.get((name, n), ''):>16}" for n in columns) for name in names]
+    width, wide = max(map(len, [*names, title])), max(16, *(2 + len(text) for text in cells.values()))
+    lines = [f"{title:<{width}}" + "".join(f"{nfe:>{wide}}" for nfe in columns)]
+    return lines + [
+        f"{name:<{width}}" + "".join(f"{cells.get((name, n), ''):>{wide}}" for n in columns) for name in names
+    ]
 
 
 def _share(found: float | None, exact: float) -> str:
@@ -132,7 +155,9 @@ def _share(found: float | None, exact: float) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return "went astray" if row["rmse"] is None or row["psnr"] is None else f"{row['rmse']:.4f} / {row['psnr']:.1f}"
+    if row["rmse"] is None or row["psnr"] is None:
+        return "went astray"
+    return f"{decimals(row['rmse'])} / {row['psnr']:.1f}"
 
 
 def write(
@@ -189,5 +214,6 @@ def headline(comparison: Comparison, solver: Solver) -> str:
     return (
         f"With {solver.nfe} evaluations instead of {comparison.reference_evaluations:.0f}, the Bespoke solver comes "
         f"{best['rmse'] / own['rmse']:.1f} times closer to the exact samples than the best other, {best['method']}: "
-        f"RMSE {own['rmse']:.4f} against {best['rmse']:.4f}, {own['psnr']:.1f} dB against {best['psnr']:.1f} dB."
+        f"RMSE {decimals(own['rmse'])} against {decimals(best['rmse'])}, "
+        f"{own['psnr']:.1f} dB against {best['psnr']:.1f} dB."
     )

@@ -176,6 +176,12 @@ def in_words(name: str, was: Any, now: Any) -> str:
     """`schedule {'name': 'VP', ...} (here {...})`, cut where it is long."""
     if name == "fingerprint":
         return "other weights or another precision (has the network been trained since?)"
+    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        for key in (key for key in was if not alike(was[key], now[key])):
+            return in_words(f"{name} with {key}", was[key], now[key])
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now) > MARKS:
+        for i in (i for i in range(len(was)) if not alike(was[i], now[i])):
+            return in_words(f"{name}[{i}]", was[i], now[i])
     texts = ("none" if value is None else str(value) for value in (was, now))
     short = [text if len(text) <= 60 else text[:60] + "..." for text in texts]
     return f"{name} {short[0]} (here {short[1]})"

@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.metrics import psnr, rmse
+from bespoke_solvers.metrics import mse, psnr, rmse
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Noise, NoiseSet
 
@@ -64,6 +64,11 @@ class HeldOut:
     def quality_of(self, x1: Tensor) -> Quality:
         """RMSE and PSNR of samples from this noise."""
         return Quality(rmse(x1, self.x1), psnr(x1, self.x1))
+
+    def standard_error(self, x1: Tensor) -> float | None:
+        """That of the RMSE, as the mean of each sample's; None for one sample, or where some went astray."""
+        spread = mse(x1, self.x1).sqrt().std().item() / math.sqrt(len(x1)) if len(x1) > 1 else math.nan
+        return spread if math.isfinite(spread) else None
 
 
 def held_out(bank: Bank, noise_set: NoiseSet, seed: int, count: int, progress: bool = False) -> HeldOut:

@@ -1,7 +1,17 @@
-"""Files that are whole or not there at all."""
+"""Files that are whole or not there at all, and JSON that a person can read."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def _opened(unfinished: Path, path: Path) -> BinaryIO:
+    try:
+        return unfinished.open("wb")
+    except OSError as error:
+        words = f"{error.strerror}: {path.name} cannot be written there"
+        raise type(error)(error.errno, words, str(path.parent)) from error
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
@@ -9,10 +19,22 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        with open(unfinished, "wb") as file:
+        with _opened(unfinished, path) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def readable(value: Any, indent: int = 0) -> str:
+    """JSON with one line for each list of numbers, so that a person can read a table; NaN is refused."""
+    inner = " " * (indent + 2)
+    if isinstance(value, dict) and value:
+        rows = [f"{inner}{json.dumps(key)}: {readable(item, indent + 2)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
+    if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+        rows = [inner + readable(item, indent + 2) for item in value]
+        return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
+    return json.dumps(value, allow_nan=False)

@@ -138,6 +138,12 @@ def fit(
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
     started = time.monotonic()
+    if not isinstance(model, Model):
+        raise ValueError(f"got a {type(model).__name__} to fit to; expected a bespoke_solvers.Model made of it")
+    if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 1:
+        raise ValueError(f"nfe must be a whole number of at least 1, got {nfe!r}; fit one solver after another")
+    if not isinstance(bank, Bank | None):
+        raise ValueError(f"got a {type(bank).__name__} as bank; expected a Bank(model, folder)")
     if isinstance(family, str):
         learner = families.make(family, nfe, learn_scale=model.scales_noise)
     else:

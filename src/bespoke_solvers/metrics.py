@@ -21,6 +21,11 @@ def rmse(x: Float[Tensor, "b *shape"], y: Float[Tensor, "b *shape"]) -> float:
     return mse(x, y).sqrt().mean().item()
 
 
+def decimals(error: float) -> str:
+    """An RMSE to be read: four decimals, or two digits where these would be zeros, or ten thousands."""
+    return f"{error:.4f}" if 5e-4 <= error < 1e3 or error == 0 else f"{error:.1e}"
+
+
 def psnr(x: Float[Tensor, "b *shape"], y: Float[Tensor, "b *shape"]) -> float:
     """The mean over samples of 10 log10(4 / MSE): decibels for pictures in [-1, 1]; finite also where x equals y."""
     floored = mse(x, y).double().clamp(min=torch.finfo(torch.float32).tiny)

@@ -153,8 +153,8 @@ def dopri5(u: Velocity, r_lo: float, r_hi: float, x: Tensor, *, rtol: float, ato
         if calls + 6 > max_calls:
             raise NotSolvedError(
                 f"the reference was not finished after {calls} evaluations: it stands at r = {r:.4g} of "
-                f"[{r_lo:.4g}, {r_hi:.4g}] with steps of {h:.1e}. Loosen rtol = {rtol} and atol = {atol}, or "
-                "check that the velocity is smooth and in full float32"
+                f"[{r_lo:.4g}, {r_hi:.4g}] with steps of {h:.1e}. Loosen rtol = {rtol} and atol = {atol} "
+                "(--tolerance), or check that the velocity is smooth: in full float32, its time not cut to an integer"
             )
         h = min(h, r_hi - r)
         ks = stages(DOPRI5, u, at(r), x, h, first=dx)
@@ -163,7 +163,8 @@ def dopri5(u: Velocity, r_lo: float, r_hi: float, x: Tensor, *, rtol: float, ato
         scale = atol + rtol * torch.maximum(x.abs(), x_next.abs())
         error = norm(h * weighted_sum(ERROR, ks) / scale).max().item()
         if not math.isfinite(error) and h <= 1e-9 * (r_hi - r_lo):
-            raise ValueError(f"the velocity is not finite just after r = {r}: check the network there")
+            way = f"{100 * (r - r_lo) / (r_hi - r_lo):.0f} % of the way from noise to data"
+            raise ValueError(f"the velocity is not finite just after r = {r:.4g}, {way}: check the network there")
         if error <= 1:
             middles.append(x + h * weighted_sum(MIDDLE, ks))
             x, dx = x_next, ks[-1]

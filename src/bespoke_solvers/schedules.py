@@ -6,10 +6,12 @@ the dtype of t; whoever combines the values with a picture casts them last.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -206,10 +208,11 @@ class DiscreteVP(Schedule):
     straight to 1 and 0. A zero terminal snr (last entry 0) is allowed: alpha is then linear on the first interval.
     """
 
-    alphas_cumprod: tuple[float, ...] = field(repr=False)
+    alphas_cumprod: Sequence[float] | Tensor | np.ndarray = field(repr=False)  # kept as a tuple
 
     def __post_init__(self) -> None:
-        values = torch.tensor(self.alphas_cumprod, dtype=torch.float64)
+        values = torch.as_tensor(self.alphas_cumprod, dtype=torch.float64)
+        object.__setattr__(self, "alphas_cumprod", tuple(values.tolist()))
         if len(values) < 2 or not bool((values.diff() < 0).all() and values[0] < 1 and values[-1] >= 0):
             raise ValueError(
                 "alphas_cumprod must hold at least two numbers decreasing from below 1 to 0 or more, got "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bespoke_solvers import hub
 from bespoke_solvers.description import close, describe, differences, in_words, network_time, schedule_of
-from bespoke_solvers.files import write_atomically
+from bespoke_solvers.files import readable, write_atomically
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Velocity
 
@@ -53,9 +53,18 @@ class Solver:
         return self.table.nfe
 
     @torch.no_grad()
-    def sample(self, u: Velocity, x0: Tensor) -> Tensor:
-        """Samples from noise x0 ~ N(0, I), with `nfe` calls of u(t, x), which may be a `model.bind(condition)`."""
+    def sample(self, u: Velocity | Model, x0: Tensor) -> Tensor:
+        """Samples from noise x0 ~ N(0, I), with `nfe` calls of u(t, x), which may be a `model.bind(condition)`.
+
+        Of u nothing is known but what it returns; a `Model` without conditions is checked first (see `check`).
+        """
+        if isinstance(u, Model):
+            self.check(u)
+            u = u.bind()
         expected = self.model.get("shape", x0.shape[1:])
+        if x0.ndim == 1 + len(expected) and list(x0.shape[2:]) != list(expected[1:]):
+            got = in_words("shape", tuple(expected), tuple(x0.shape[1:]))
+            warnings.warn(f"the solver was made for a model with {got}; it may serve worse here", stacklevel=2)
         if x0.ndim != 1 + len(expected) or (x0.ndim > 1 and x0.shape[1] != expected[0]):
             raise ValueError(f"x0 has the shape {tuple(x0.shape)}; expected a batch of samples like {tuple(expected)}")
         x1 = sample(self.table, u, x0)
@@ -160,7 +169,7 @@ def push_to_hub(
 
 
 def _encoded(content: dict[str, Any]) -> bytes:
-    return (_dump(content) + "\n").encode()
+    return (readable(content) + "\n").encode()
 
 
 def _record(solver: Solver) -> dict[str, Any]:
@@ -198,24 +207,13 @@ def _log_snr(model: dict[str, Any], t: Tensor) -> list[float | None] | None:
     return [value if math.isfinite(value) else None for value in schedule.log_snr(t).tolist()]
 
 
-def _dump(value: Any, indent: int = 0) -> str:
-    """JSON with one line for each list of numbers, so that a person can read a table; NaN is refused."""
-    inner = " " * (indent + 2)
-    if isinstance(value, dict) and value:
-        rows = [f"{inner}{json.dumps(key)}: {_dump(item, indent + 2)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
-    if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-        rows = [inner + _dump(item, indent + 2) for item in value]
-        return "[\n" + ",\n".join(rows) + "\n" + " " * indent + "]"
-    return json.dumps(value, allow_nan=False)
-
-
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a solver file holds, not checked yet."""
-    if not Path(path).is_file():
-        raise ValueError(f"there is no solver file {path}")
+    file = Path(path) / hub.FILE if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise ValueError(f"there is no solver file {file}")
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(file.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a solver file, or a damaged one: {error}") from error
     if not isinstance(content, dict):
@@ -303,8 +301,9 @@ def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
 
 
 def _table(record: dict[str, Any], where: str) -> Table:
+    numbers = [_field(record, name, list, where) for name in "tab"]
     try:
-        return Table(*(torch.tensor(_field(record, name, list, where), dtype=torch.float64) for name in "tab"))
+        return Table(*(torch.tensor(each, dtype=torch.float64) for each in numbers))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from error
 

@@ -190,7 +190,10 @@ class Model:
 
         def velocity(t: Tensor, x: Tensor, *condition: Any) -> Tensor:
             x_weight, output_weight = coefficients(prediction, schedule, t)
-            output = network(own_time(float64(t)).to(x.device, t.dtype), x, *condition)
+            time = own_time(float64(t))
+            if not isinstance(time, Tensor):
+                raise ValueError(f"network_time returned a {type(time).__name__}; it must return a tensor like t")
+            output = network(time.to(x.device, t.dtype), x, *condition)
             return expand(x_weight, x) * x + expand(output_weight, x) * output
 
         return cls(velocity=velocity, schedule=schedule, prediction=prediction, network_time=network_time, **fields)

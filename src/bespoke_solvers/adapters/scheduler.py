@@ -71,6 +71,8 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         A file, a folder or a repository of the Hub is taken with all of its tables. Without a scheduler, the network
         must be one that `bespoke pretrain` made, and the solver one for it.
         """
+        if isinstance(scheduler, dict):
+            raise ValueError("got the configuration of a scheduler; give the scheduler itself, pipe.scheduler")
         config = {} if scheduler is None else {k: v for k, v in scheduler.config.items() if not k.startswith("_")}
         replaced = config.get("replaced") if isinstance(scheduler, cls) else _known_class(scheduler)
         content = content_of([solver]) if isinstance(solver, Solver) else read(hub.find(solver))
@@ -107,7 +109,8 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
                 raise _for_another("schedule", schedule, path)
             here = meaning.network_time(solver.table.t).tolist()
             if solver.network_time and not close(solver.network_time, here, tolerance=1e-3):
-                raise _for_another("network time", solver.network_time, here)
+                ours = "; or give from_solver the scheduler that it replaces" if self.config.replaced is None else ""
+                raise _for_another("network time", solver.network_time, here, ours)
         return meaning
 
     # What pipelines set and ask before they sample
@@ -280,10 +283,9 @@ def _known_class(scheduler: Any) -> str | None:
     return None if scheduler is None else next(known, names[0])
 
 
-def _for_another(name: str, was: Any, now: Any) -> ValueError:
-    return ValueError(
-        f"the solver was made for a model with {in_words(name, was, now)}; fit one for the model of this pipeline"
-    )
+def _for_another(name: str, was: Any, now: Any, more: str = "") -> ValueError:
+    words = in_words(name, was, now)
+    return ValueError(f"the solver was made for a model with {words}; fit one for the model of this pipeline{more}")
 
 
 def _check_scale(scale: float | None, a0: float) -> None:

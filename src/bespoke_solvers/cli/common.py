@@ -13,6 +13,7 @@ from bespoke_solvers import hub, inception, zoo
 from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.cells import name_only
 from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.metrics import decimals
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
 
@@ -97,7 +98,10 @@ def output_folder(path: Path) -> Path:
     """The folder, made if need be."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"the output {path} is a file; expected a folder")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the output folder {path} cannot be made ({error.strerror}); choose another place") from error
     if not os.access(path, os.W_OK):
         raise ValueError(f"the output folder {path} cannot be written; choose another place or change its permissions")
     return path
@@ -116,11 +120,14 @@ def in_figures(validation: dict[str, Any]) -> str:
 
     def shown(prefix: str) -> str:
         rmse, psnr = validation[f"{prefix}rmse"], validation[f"{prefix}psnr"]
-        return "no finite samples" if rmse is None or psnr is None else f"{rmse:.4f} ({psnr:.1f} dB)"
+        return "no finite samples" if rmse is None or psnr is None else f"{decimals(rmse)} ({psnr:.1f} dB)"
 
+    figures = [validation["rmse"], validation["baseline_rmse"]]
+    worse = None not in figures and figures[0] > figures[1]
     return (
         f"RMSE {shown('')}; {validation['baseline']} at the same cost {shown('baseline_')}; exact: "
         f"{validation['reference_evaluations']:.0f} NFE"
+        + ("; not closer in RMSE: fit to more paths (--paths), or with more effort (--effort)" if worse else "")
     )
 
 

@@ -37,7 +37,7 @@ def demo(
     )
     fitted.save(out / "solver.json")
     solvers = [fitted, solver.load(zoo.folder(MODEL) / zoo.RK2_BESPOKE, NFE)]
-    tables = comparison.methods(solvers, BASELINES, [NFE], bank.model)
+    tables, _ = comparison.methods(solvers, BASELINES, [NFE], bank.model)
     result = comparison.compare(bank, tables, seed=0, samples=REPORT)
     typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, fitted) + "\n")
     for file in [out / "solver.json", *comparison.write(result, bank, solvers, tables, out)]:

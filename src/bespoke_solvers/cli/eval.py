@@ -37,10 +37,12 @@ def eval(
     baselines: Annotated[
         str,
         typer.Option(
-            help="Methods to compare with, such as euler,dpmpp-2m,unipc@karras; or all, each on its best time grid."
+            help="Methods to compare with: euler,dpmpp-2m,unipc@karras, say, or all; on their best time grids."
         ),
     ] = "euler,midpoint,heun,rk4",
-    nfe: Annotated[str, typer.Option(help="Evaluations at which to run the baselines.")] = "4,6,8,10,16,20",
+    nfe: Annotated[
+        str, typer.Option(help="Evaluations at which to run the baselines, beside the solver's own.")
+    ] = "4,6,8,10,16,20",
     samples: Annotated[int, typer.Option(min=1, help="How many samples to report on.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
     tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact samples.")] = 1e-5,
@@ -65,7 +67,7 @@ def eval(
     found, resolved = solvers(solver), resolve(model, guidance, **more)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
-    methods = comparison.methods(found, names, numbers(nfe), resolved)
+    methods, _ = comparison.methods(found, names, numbers(nfe), resolved)
     for each in found:
         each.check(resolved)
     if dry_run:
@@ -83,15 +85,15 @@ def eval(
         by = judge(fid, inception, fid_samples, seed, batch_size, "report", copies=several, progress=not quiet)
     output_folder(out)
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB, rtol=tolerance, atol=tolerance)
-    if everything:
+    grids: dict[tuple[str, int], str] = {}
+    if any(name in dedicated.METHODS for name in names):
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
-        methods = comparison.methods(found, names, numbers(nfe), resolved, choose)
-    result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by)
+        methods, grids = comparison.methods(found, names, numbers(nfe), resolved, choose)
+    result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by, grids=grids)
     typer.echo(comparison.as_text(result))
-    for name, tables in methods.items():
-        left_out = set(numbers(nfe)) - {table.nfe for table in tables}
-        if left_out and name in names:
-            typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left blank")
+    for name in names:
+        if left_out := set(numbers(nfe)) - {table.nfe for table in methods.get(name, [])}:
+            typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left out")
     for file in comparison.write(result, kept, found, methods, out):
         typer.echo(f"{out / file.name}")
     eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
