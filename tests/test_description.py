@@ -110,3 +110,17 @@ def test_a_disk_without_room_is_an_error_and_no_signal(monkeypatch):
         OSError, match=r"No space left on device: the fit needs 32 bytes in .*; make room, or set TMPDIR"
     ):
         regression.on_disk((2, 4), torch.float32)
+
+
+def test_a_condition_that_the_network_cannot_take_is_a_suspect():
+    model = Model(
+        lambda t, x, c: x * torch.eye(2)[c], (2,), schedules.CondOT(), draw_condition=lambda _: torch.tensor(7)
+    )
+    with pytest.raises(ValueError, match=r"index 7 is out of bounds.* and the conditions$"):
+        describe(model)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="no GPU that torch can use for device = 'cuda:0'; give device='cpu'"):
+        Model(lambda t, x: -x, (2,), schedules.CondOT(), device="cuda:0")

@@ -127,7 +127,7 @@ def test_the_table_sorts_by_click_and_by_key(opened, digits):
     page.js("document.querySelector('.sortable th button').focus()")
     page.press(" ")
     assert column(page, 0) == sorted(column(page, 0))
-    assert page.js("document.querySelectorAll('[aria-sort=none]').length") == 6
+    assert page.js("document.querySelectorAll('[aria-sort=none]').length") == 7
 
 
 def test_the_curves_answer_to_pointer_and_key(opened, digits):

@@ -58,7 +58,12 @@ class Bank:
         mine: dict[str, Any] = describe(self.model) | settings
         card = folder / "bank.json"
         if not card.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(
+                    f"the bank {folder} cannot be made ({error.strerror}); use another (--bank)"
+                ) from error
             write_atomically(card, json.dumps(mine, indent=2, allow_nan=False).encode())
             return
         try:

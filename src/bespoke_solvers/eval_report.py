@@ -136,7 +136,9 @@ def table(comparison: Comparison, own: Sequence[str]) -> report.Table:
         "method": Column("Method"),
         "nfe": Column("NFE", "d"),
         "fewer": Column("Times fewer", ".1f", spare=True),
+        "grid": Column("Time grid", spare=True),
         "rmse": Column("RMSE", missing=ASTRAY),
+        "rmse_se": Column("±", spare=True),
         "psnr": Column("PSNR", ".1f", missing=ASTRAY),
         "fid": Column("FID", ".2f"),
         "kid": Column("KID", ".4f"),
@@ -147,7 +149,7 @@ def table(comparison: Comparison, own: Sequence[str]) -> report.Table:
     shown = [key for key in columns if any(key in row for row in rows)]
     text = (
         f"Lower RMSE and higher PSNR (dB) are better. Times fewer: than the exact samples, {cost:.0f} evaluations. "
-        "Each column sorts the table."
+        "±: the standard error of RMSE, which is the mean of each sample's. Each column sorts the table."
     )
     return report.Table(
         "Comparison", text, [columns[key] for key in shown], [[row.get(key) for key in shown] for row in rows], own

@@ -50,7 +50,7 @@ class StoppedError(Exception):
     """A drawing was given up for another."""
 
 
-class Run(NamedTuple):
+class Drawn(NamedTuple):
     """Samples, the evaluations of the model that each took, and the seconds that all took together."""
 
     x1: Tensor
@@ -127,7 +127,7 @@ class Playground:
         self.solvers = {name: {solver.nfe: solver for solver in several} for name, several in solvers.items()}
         self._held: tuple[str, float | None, Model] | None = None
         self._own_guidance: dict[str, float | None] = {}
-        self._exact: dict[Choice, Run] = {}
+        self._exact: dict[Choice, Drawn] = {}
         self._stopped = False
         self._doubts: dict[tuple[str, float | None, str, int], str | None] = {}
 
@@ -238,19 +238,19 @@ def _noise(model: Model, choice: Choice) -> Noise:
     return noise._replace(condition=map_condition(lambda c: torch.full_like(c, number), noise.condition))
 
 
-def _run(table: Table, model: Model, noise: Noise) -> Run:
+def _run(table: Table, model: Model, noise: Noise) -> Drawn:
     u, begun = Counter(model.bind(noise.condition)), time.perf_counter()
     x1 = sample(table, u, noise.x0).cpu()  # which waits for the device
-    return Run(x1, u.calls, time.perf_counter() - begun)
+    return Drawn(x1, u.calls, time.perf_counter() - begun)
 
 
-def _solved(model: Model, noise: Noise, tolerance: float) -> Run:
+def _solved(model: Model, noise: Noise, tolerance: float) -> Drawn:
     begun = time.perf_counter()
     paths = solve(model, noise, rtol=tolerance, atol=tolerance)
-    return Run(paths.x1.cpu(), paths.evaluations, time.perf_counter() - begun)
+    return Drawn(paths.x1.cpu(), paths.evaluations, time.perf_counter() - begun)
 
 
-def _panel(model: Model, name: str, run: Run, exact: Run | None = None) -> Panel:
+def _panel(model: Model, name: str, run: Drawn, exact: Drawn | None = None) -> Panel:
     quality = exact and Quality(rmse(run.x1, exact.x1), psnr(run.x1, exact.x1))
     is_plot = model.decode is None and model.shape == (2,)
     picture = None

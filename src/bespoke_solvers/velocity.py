@@ -157,6 +157,8 @@ class Model:
                 f"dtype must be torch.float32 or torch.float64, got {self.dtype}; a half-precision network "
                 "is cast to and from inside the velocity"
             )
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"there is no GPU that torch can use for device = {str(self.device)!r}; give device='cpu'")
         t_lo, t_hi = _default_domain(self.prediction, self.schedule) if self.domain is None else self.domain
         if not 0 <= t_lo < t_hi <= 1:
             raise ValueError(f"domain must be two times with 0 <= t_lo < t_hi <= 1, got {(t_lo, t_hi)}")

@@ -87,14 +87,14 @@ def sigmas(solver: Solver, scaling: Scaling = "ve", sigma_max: float | None = No
     return (levels.clamp(max=sigma_max) if start == torch.inf else levels).float()
 
 
-class Run(NamedTuple):
+class Begun(NamedTuple):
     """A table, and what x is divided by to become its x0."""
 
     table: Table
     divisor: float
 
 
-def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | None) -> Run:
+def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | None) -> Begun:
     """What the given sigmas ask for: all of the solver, or img2img from one of its evaluations on."""
     levels, got = _levels(solver, scaling), float64(given).cpu()
     endless = bool(levels[0].isinf() and got[0] >= LARGEST_SNR)
@@ -110,10 +110,10 @@ def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | N
     t, a, b = solver.table.t, solver.table.a, solver.table.b
     if endless:
         t = t.clamp(min=_schedule(solver).time(-got[0].log()).item())
-    return Run(Table(t, a, b), got[0].item() if noise_scale is None else noise_scale)
+    return Begun(Table(t, a, b), got[0].item() if noise_scale is None else noise_scale)
 
 
-def _from_the_middle(solver: Solver, skipped: int, scaling: Scaling) -> Run:
+def _from_the_middle(solver: Solver, skipped: int, scaling: Scaling) -> Begun:
     """The solver's table for that start; or else DPM-Solver++(2M) along the times that are left, since a table
     computes from x0 and has no place to enter later."""
     schedule, left = _schedule(solver), rounded(solver.table.t[skipped:])
@@ -125,7 +125,7 @@ def _from_the_middle(solver: Solver, skipped: int, scaling: Scaling) -> Run:
             stacklevel=4,
         )
         table = dpm_solver(schedule, left)
-    return Run(table, level(schedule, left[0], scaling).scale.item() * table.a[0].item())
+    return Begun(table, level(schedule, left[0], scaling).scale.item() * table.a[0].item())
 
 
 def _rounding(given: Tensor) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bespoke_solvers import hub
 from bespoke_solvers.adapters.diffusers import Meaning, meaning_of
-from bespoke_solvers.adapters.stepping import Run, dpm_solver, full, rounded
+from bespoke_solvers.adapters.stepping import Stepper, dpm_solver, full, rounded
 from bespoke_solvers.description import alike, close, describe_schedule, in_words
 from bespoke_solvers.schedules import float64
 from bespoke_solvers.solver import Solver, content_of, read, solvers_in
@@ -145,7 +145,7 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     def _forget(self) -> None:
         self._begin_index: int | None = None
         self._step_index: int | None = None
-        self._run: Run | None = None
+        self._run: Stepper | None = None
 
     @property
     def begin_index(self) -> int | None:
@@ -228,7 +228,7 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         previous = run.advance(model_output, sample.dtype)
         return SchedulerOutput(prev_sample=previous) if return_dict else (previous,)
 
-    def _begin(self, timestep: float | Tensor, sample: Tensor) -> Run:
+    def _begin(self, timestep: float | Tensor, sample: Tensor) -> Stepper:
         """A run from this sample: with the learned table, or with one that begins at a later evaluation."""
         if self.num_inference_steps is None:
             raise ValueError("call set_timesteps(num_inference_steps) before step")
@@ -251,7 +251,7 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
                 "place, on the learned times from there",
                 stacklevel=3,
             )
-        return Run.from_first_input(table, self._meaning, sample)
+        return Stepper.from_first_input(table, self._meaning, sample)
 
     def _index_of(self, timestep: float | Tensor) -> int:
         """The first evaluation at that time."""

@@ -26,7 +26,7 @@ def full(x: Tensor) -> Tensor:
 
 
 @dataclass
-class Run:
+class Stepper:
     """A batch on its way through a table, in float32 or better; `dtype` is that in which the caller has it."""
 
     table: Table
@@ -37,7 +37,7 @@ class Run:
     velocities: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def from_first_input(cls, table: Table, meaning: Meaning, sample: Tensor) -> "Run":
+    def from_first_input(cls, table: Table, meaning: Meaning, sample: Tensor) -> "Stepper":
         """Begun at y_0 = a_0 x0."""
         state = full(sample)
         return cls(table, meaning, state / table.a[0].item(), state.clone(), sample.dtype)
