@@ -124,3 +124,14 @@ def test_a_condition_that_the_network_cannot_take_is_a_suspect():
 def test_a_gpu_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="no GPU that torch can use for device = 'cuda:0'; give device='cpu'"):
         Model(lambda t, x: -x, (2,), schedules.CondOT(), device="cuda:0")
+
+
+@pytest.mark.parametrize("missing", [OSError(95, "Operation not supported"), AttributeError("posix_fallocate")])
+def test_where_no_room_can_be_reserved_the_file_is_made_all_the_same(monkeypatch, missing):
+    def fail(*_):
+        raise missing
+
+    monkeypatch.setattr(regression.os, "posix_fallocate", fail)
+    made = regression.on_disk((2, 4), torch.float32)
+    made.fill_(3)
+    assert made.sum() == 24

@@ -4,6 +4,7 @@ Row k regresses x(t_k) on x0, u_0, ..., u_{k-1}, the last row x(1), where u_j ar
 themselves run into. It is the optimal linear subspace of Duan et al. (2023) in the non-stationary family.
 """
 
+import errno
 import math
 import os
 import tempfile
@@ -37,14 +38,20 @@ def on_disk(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor in a temporary file, so that it takes disk and page cache instead of memory."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file, size = Path(folder) / "tensor", int(torch.Size(shape).numel())
-        if hasattr(os, "posix_fallocate"):  # a disk without room is an error here, and would be a signal later
-            with file.open("wb") as empty:
-                try:
-                    os.posix_fallocate(empty.fileno(), 0, size * dtype.itemsize)
-                except OSError as error:
-                    need = f"the fit needs {size * dtype.itemsize:,} bytes in {tempfile.gettempdir()}"
-                    raise OSError(error.errno, f"{error.strerror}: {need}; make room, or set TMPDIR") from error
+        _reserve(file, size * dtype.itemsize)
         return torch.from_file(str(file), shared=True, size=size, dtype=dtype).reshape(tuple(shape))
+
+
+def _reserve(file: Path, size: int) -> None:
+    """Make a file of that size: a disk without room is an error here, and would be a signal when it is written to."""
+    with file.open("wb") as empty:
+        try:
+            os.posix_fallocate(empty.fileno(), 0, size)
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                need = f"{error.strerror}: the fit needs {size:,} bytes in {tempfile.gettempdir()}"
+                raise OSError(error.errno, f"{need}; make room, or set TMPDIR") from error
+            empty.truncate(size)  # where none can be reserved
 
 
 @torch.no_grad()

@@ -39,10 +39,10 @@ def demo(
     solvers = [fitted, solver.load(zoo.folder(MODEL) / zoo.RK2_BESPOKE, NFE)]
     tables, _ = comparison.methods(solvers, BASELINES, [NFE], bank.model)
     result = comparison.compare(bank, tables, seed=0, samples=REPORT)
-    typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, fitted) + "\n")
-    for file in [out / "solver.json", *comparison.write(result, bank, solvers, tables, out)]:
-        typer.echo(file)
+    written = [out / "solver.json", *comparison.write(result, bank, solvers, tables, out), out / "report.html"]
     eval_report.write(out / "report.html", result, bank, solvers, MODEL, command_line.get())
-    typer.echo(out / "report.html")
+    typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, fitted) + "\n")
+    for file in written:
+        typer.echo(file)
     typer.echo(f"\nAll of it took {counter.evaluations:,} evaluations of the network.")
     typer.echo(f"Look inside: {os.path.relpath(sys.argv[0])} show {out / 'solver.json'}")

@@ -90,11 +90,11 @@ def eval(
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
         methods, grids = comparison.methods(found, names, numbers(nfe), resolved, choose)
     result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by, grids=grids)
+    written = [*comparison.write(result, kept, found, methods, out), out / "report.html"]
+    eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
     typer.echo(comparison.as_text(result))
     for name in names:
         if left_out := set(numbers(nfe)) - {table.nfe for table in methods.get(name, [])}:
             typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left out")
-    for file in comparison.write(result, kept, found, methods, out):
-        typer.echo(f"{out / file.name}")
-    eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
-    typer.echo(out / "report.html")
+    for file in written:
+        typer.echo(file)
