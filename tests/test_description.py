@@ -10,7 +10,7 @@ import torch
 
 from bespoke_solvers import Model, fit, precision, regression, schedules, toy
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.description import alike, apart, describe, describe_schedule, differences
+from bespoke_solvers.description import alike, apart, describe, describe_schedule, differences, in_words
 from bespoke_solvers.scale_time import Transformed, identity
 
 PATHS = [schedules.CondOT(), schedules.VP(), schedules.Cosine(), schedules.EDM()]
@@ -70,6 +70,8 @@ def test_conditions_that_do_not_come_from_the_generator_are_seen_in_all_their_nu
 @pytest.fixture
 def tf32():
     """TF32 in convolutions, as it is by default, and as it was before at the end."""
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("before PyTorch 2.9 the switch has another name")
     switches = torch.backends.cudnn.conv
     before, switches.fp32_precision = switches.fp32_precision, "tf32"
     yield switches
@@ -94,18 +96,31 @@ def test_full_float32_is_shared_by_threads(tf32):
     assert (seen, tf32.fp32_precision) == (["ieee"] * 2, "tf32")
 
 
-def test_a_velocity_without_gradient_is_refused_where_one_is_needed():
-    model = toy.checkerboard()
-    stopped = dataclasses.replace(model, velocity=torch.no_grad()(model.velocity))
-    with pytest.raises(ValueError, match=r"passes no gradient to t and x .*torch.no_grad.* endpoint"):
-        fit(stopped, nfe=4, family="rk2", progress=False)
+class Net(torch.nn.Module):
+    """Its weights want a gradient, whatever x does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, t, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("stop", [torch.no_grad(), None], ids=["no_grad", "detached"])
+def test_a_velocity_without_gradient_is_refused_where_one_is_needed(stop):
+    net = Net()
+    velocity = stop(net.forward) if stop else lambda t, x: net(t, x.detach())
+    model = Model(velocity, (2,), schedules.CondOT())
+    with pytest.raises(ValueError, match=r"passes no gradient to x .*torch.no_grad, or detached.* endpoint"):
+        fit(model, nfe=4, family="rk2", progress=False)
 
 
 def test_a_disk_without_room_is_an_error_and_no_signal(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(regression.os, "posix_fallocate", full)
+    monkeypatch.setattr(regression.os, "posix_fallocate", full, raising=False)
     with pytest.raises(
         OSError, match=r"No space left on device: the fit needs 32 bytes in .*; make room, or set TMPDIR"
     ):
@@ -131,7 +146,13 @@ def test_where_no_room_can_be_reserved_the_file_is_made_all_the_same(monkeypatch
     def fail(*_):
         raise missing
 
-    monkeypatch.setattr(regression.os, "posix_fallocate", fail)
+    monkeypatch.setattr(regression.os, "posix_fallocate", fail, raising=False)
     made = regression.on_disk((2, 4), torch.float32)
     made.fill_(3)
     assert made.sum() == 24
+
+
+def test_of_many_numbers_the_one_that_differs_most_is_named():
+    words = in_words("network time", [900, 700, 500, 300, 100, 0], [900, 700, 500, 300.05, 100, 7])
+    assert words == "network time[5] 0 (here 7)"
+    assert in_words("classes", list("abcdefg"), list("abcdefh")).startswith("classes ['a', 'b', ")

@@ -274,6 +274,16 @@ def test_fid_is_measured_along_the_way_in_time_that_does_not_count(tmp_path, mon
     assert "| FID along the way | 48.00, 46.00, 44.00, 42.00" in (tmp_path / "README.md").read_text()
 
 
+def test_fid_that_cannot_be_measured_ends_no_training(tmp_path):
+    def rate(table, model):
+        raise ValueError("samples 3 of 8 are not finite")
+
+    with pytest.warns(UserWarning, match="FID was not measured after 2 steps: samples 3 of 8 are not finite"):
+        record = train(Plan(TINY, made(), steps=2), tmp_path, rate=rate, progress=False)
+    assert "fid" not in record
+    assert (tmp_path / model_folder.WEIGHTS).exists()
+
+
 def test_the_average_follows_with_a_warm_up():
     assert ema_decay(0) == pytest.approx(0.1)
     assert ema_decay(1000) == pytest.approx(1001 / 1010)

@@ -141,6 +141,7 @@ def test_an_own_schedule_needs_the_path_alone():
         (lambda: EDM(sigma_min=0.0), "sigma_min > 0"),
         (lambda: DiscreteVP((0.1, 0.9)), "decreasing"),
         (lambda: DiscreteVP((0.5,)), "at least two"),
+        (lambda: DiscreteVP(torch.rand(2, 3)), "must be a list of numbers, got the shape"),
     ],
 )
 def test_wrong_parameters_are_named(make, named):

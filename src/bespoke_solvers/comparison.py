@@ -69,7 +69,7 @@ def methods(
     wanted = sorted({*nfe, *(solver.nfe for solver in solvers)})
     found: dict[str, list[Table]] = {}
     grids: dict[tuple[str, int], str] = {}
-    for name in baselines:
+    for name in dict.fromkeys(baselines):
         for n in wanted:
             if choose is None or name not in dedicated.METHODS:
                 found.setdefault(name, []).extend(
@@ -121,10 +121,10 @@ def as_text(comparison: Comparison) -> str:
         f"on {comparison.samples} new samples; the exact ones took {comparison.reference_evaluations:.0f} evaluations "
         f"each and are exact to {comparison.reference_error:.0e}"
     )
-    known = [row for row in comparison.rows if row["rmse"] and row["rmse_se"] is not None]
+    known = [row for row in comparison.rows if row["rmse"] and row.get("rmse_se") is not None]
     if known:
         most = max(row["rmse_se"] / row["rmse"] for row in known)
-        lines.append(f"RMSE is the mean of each sample's; its standard error is at most {100 * most:.0f} % here")
+        lines.append(f"RMSE is the mean of each sample's; its standard error is at most {math.ceil(100 * most)} % here")
     grids: dict[str, list[str]] = {}
     for row in comparison.rows:
         if "grid" in row:

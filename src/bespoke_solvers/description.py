@@ -156,7 +156,7 @@ def alike(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float) and isinstance(other, int | float):
+    if isinstance(one, int | float) and isinstance(other, int | float) and bool not in (type(one), type(other)):
         return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-9)
     return bool(one == other)
 
@@ -179,9 +179,10 @@ def in_words(name: str, was: Any, now: Any) -> str:
     if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
         for key in (key for key in was if not alike(was[key], now[key])):
             return in_words(f"{name} with {key}", was[key], now[key])
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now) > MARKS:
-        for i in (i for i in range(len(was)) if not alike(was[i], now[i])):
-            return in_words(f"{name}[{i}]", was[i], now[i])
+    lists = isinstance(was, list) and isinstance(now, list) and len(was) == len(now) > MARKS
+    if lists and all(isinstance(number, int | float) for number in (*was, *now)):
+        i = max(range(len(was)), key=lambda i: abs(was[i] - now[i]))
+        return in_words(f"{name}[{i}]", was[i], now[i])
     texts = ("none" if value is None else str(value) for value in (was, now))
     short = [text if len(text) <= 60 else text[:60] + "..." for text in texts]
     return f"{name} {short[0]} (here {short[1]})"

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import math
+import numbers
 import os
 import time
 import warnings
@@ -140,8 +141,9 @@ def fit(
     started = time.monotonic()
     if not isinstance(model, Model):
         raise ValueError(f"got a {type(model).__name__} to fit to; expected a bespoke_solvers.Model made of it")
-    if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 1:
+    if isinstance(nfe, bool) or not isinstance(nfe, numbers.Integral) or nfe < 1:
         raise ValueError(f"nfe must be a whole number of at least 1, got {nfe!r}; fit one solver after another")
+    nfe = int(nfe)
     if not isinstance(bank, Bank | None):
         raise ValueError(f"got a {type(bank).__name__} as bank; expected a Bank(model, folder)")
     if isinstance(family, str):

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import platform
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def ema_decay(steps: int) -> float:
 class Training:
     """What changes during a training, all of it in the checkpoint. Draws from PyTorch's own random generators."""
 
-    KEPT = ("network", "average", "optimizer", "steps", "seconds", "history", "running", "fid", "random")
+    KEPT = ("network", "average", "optimizer", "steps", "seconds", "history", "running", "random", "fid")
 
     def __init__(self, plan: Plan, device: torch.device, compiled: bool) -> None:
         config, classes = plan.config, len(plan.classes)
@@ -186,9 +187,15 @@ class Training:
     def look(self, folder: Path, rate: Rate | None) -> None:
         """Draw samples of the averaged network, and measure their FID."""
         self.draw_samples(folder)
-        if rate is not None and self.steps not in {steps for steps, *_ in self.fid}:
-            model = self.model()
-            self.fid.append((self.steps, self.seconds, rate(dedicated.baseline(FID_BY, SAMPLE_NFE, model), model)))
+        if rate is None or self.steps in {steps for steps, *_ in self.fid}:
+            return
+        model = self.model()
+        try:
+            found = rate(dedicated.baseline(FID_BY, SAMPLE_NFE, model), model)
+        except ValueError as error:  # samples that are not finite, say, of a network that has not learned yet
+            warnings.warn(f"FID was not measured after {self.steps} steps: {error}", stacklevel=2)
+        else:
+            self.fid += [(self.steps, self.seconds, found)] if math.isfinite(found) else []
 
     def draw_samples(self, folder: Path) -> None:
         """A picture of samples from the same noise each time: a row for each class, or 64."""

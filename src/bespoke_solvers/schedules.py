@@ -212,6 +212,8 @@ class DiscreteVP(Schedule):
 
     def __post_init__(self) -> None:
         values = torch.as_tensor(self.alphas_cumprod, dtype=torch.float64)
+        if values.ndim != 1:
+            raise ValueError(f"alphas_cumprod must be a list of numbers, got the shape {tuple(values.shape)}")
         object.__setattr__(self, "alphas_cumprod", tuple(values.tolist()))
         if len(values) < 2 or not bool((values.diff() < 0).all() and values[0] < 1 and values[-1] >= 0):
             raise ValueError(

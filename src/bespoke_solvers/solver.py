@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import numbers
 import os
 import warnings
 from collections.abc import Sequence
@@ -254,7 +255,7 @@ def available(path: str | os.PathLike[str]) -> list[int]:
 def load(path: str | os.PathLike[str], nfe: int | None = None) -> Solver:
     """The solver of a file; of a file with several, the one with `nfe` evaluations."""
     model, tables = _parts(read(path), str(path))
-    if not isinstance(nfe, int | None):
+    if not isinstance(nfe, numbers.Integral | None):
         raise ValueError(f"nfe must be a whole number, got {nfe!r}")
     if nfe is None and len(tables) == 1:
         (nfe,) = tables

@@ -47,14 +47,15 @@ class Stage(ABC):
 
 
 def check_gradient(model: Model) -> None:
-    """Refuse a velocity whose output does not know its inputs: the loss would still have a gradient, a wrong one."""
+    """Refuse a velocity whose output does not know x: the loss would still have a gradient, a wrong one."""
     x, condition = model.noise([0])
     t = torch.full((), model.t_lo, dtype=model.dtype, device=model.device)
     with torch.enable_grad():
-        output = model.bind(condition)(t.requires_grad_(), x.requires_grad_())
-    if not output.requires_grad:
+        output = model.bind(condition)(t, x.requires_grad_())
+    passed = output.requires_grad and torch.autograd.grad(output.sum(), x, allow_unused=True)[0] is not None
+    if not passed:
         raise ValueError(
-            "the velocity passes no gradient to t and x (is it under torch.no_grad?), which this objective "
+            "the velocity passes no gradient to x (is it under torch.no_grad, or detached?), which this objective "
             "needs; let it, or take an objective that needs none: endpoint"
         )
 

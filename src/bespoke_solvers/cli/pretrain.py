@@ -44,5 +44,5 @@ def pretrain(
     typer.echo(
         f"{out}: {config}, {record['steps']:,} steps, {record['images']:,} pictures seen, "
         f"{record['seconds'] / 60:.1f} minutes, loss {record['losses'][-1][2]:.4f}"
-        + (f", FID {record['fid'][-1][2]:.2f}" if fid else "")
+        + (f", FID {record['fid'][-1][2]:.2f}" if "fid" in record else "")
     )
