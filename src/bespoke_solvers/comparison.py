@@ -71,16 +71,15 @@ def methods(
     grids: dict[tuple[str, int], str] = {}
     for name in dict.fromkeys(baselines):
         for n in wanted:
-            if choose is None or name not in dedicated.METHODS:
-                found.setdefault(name, []).extend(
-                    [dedicated.baseline(name, n, model)] if dedicated.possible(name, n) else []
-                )
-            elif best := portfolio.best([name], n, model, choose):
-                found.setdefault(name, []).append(best.table)
-                grids[name, n] = best.name.partition("@")[2]
+            if not dedicated.possible(name, n):
+                continue
+            table = dedicated.baseline(name, n, model)
+            if choose and name in dedicated.METHODS and (best := portfolio.best([name], n, model, choose)):
+                table, grids[name, n] = best.table, best.name.partition("@")[2]
+            found.setdefault(name, []).append(table)
     for solver in solvers:
         found.setdefault(name_of(solver), []).append(solver.table)
-    return {name: tables for name, tables in found.items() if tables}, grids
+    return found, grids
 
 
 def compare(
@@ -125,13 +124,12 @@ def as_text(comparison: Comparison) -> str:
     if known:
         most = max(row["rmse_se"] / row["rmse"] for row in known)
         lines.append(f"RMSE is the mean of each sample's; its standard error is at most {math.ceil(100 * most)} % here")
-    grids: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        if "grid" in row:
-            grids.setdefault(row["method"], []).append(f"{row['grid']} ({row['nfe']})")
-    if grids:
+    chosen = [row for row in comparison.rows if "grid" in row]
+    if chosen:
         lines.append("time grids, each the best of several on other samples, at (NFE):")
-        lines += [f"  {name}: {', '.join(chosen)}" for name, chosen in grids.items()]
+    for name in dict.fromkeys(row["method"] for row in chosen):
+        on = (f"{row['grid']} ({row['nfe']})" for row in chosen if row["method"] == name)
+        lines.append(f"  {name}: {', '.join(on)}")
     if comparison.exact:
         exact = comparison.exact["fid"]
         lines += ["", *_grid("FID at NFE", comparison.rows, lambda row: _share(row.get("fid"), exact))]

@@ -62,12 +62,12 @@ class Solver:
         if isinstance(u, Model):
             self.check(u)
             u = u.bind()
-        expected = self.model.get("shape", x0.shape[1:])
-        if x0.ndim == 1 + len(expected) and list(x0.shape[2:]) != list(expected[1:]):
-            got = in_words("shape", tuple(expected), tuple(x0.shape[1:]))
-            warnings.warn(f"the solver was made for a model with {got}; it may serve worse here", stacklevel=2)
-        if x0.ndim != 1 + len(expected) or (x0.ndim > 1 and x0.shape[1] != expected[0]):
-            raise ValueError(f"x0 has the shape {tuple(x0.shape)}; expected a batch of samples like {tuple(expected)}")
+        expected, got = tuple(self.model.get("shape", x0.shape[1:])), tuple(x0.shape[1:])
+        if len(got) != len(expected) or got[:1] != expected[:1]:
+            raise ValueError(f"x0 has the shape {tuple(x0.shape)}; expected a batch of samples like {expected}")
+        if got != expected:
+            words = in_words("shape", expected, got)
+            warnings.warn(f"the solver was made for a model with {words}; it may serve worse here", stacklevel=2)
         x1 = sample(self.table, u, x0)
         if not x1.isfinite().all():
             bad = (~x1.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
@@ -210,7 +210,7 @@ def _log_snr(model: dict[str, Any], t: Tensor) -> list[float | None] | None:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a solver file holds, not checked yet."""
-    file = Path(path) / hub.FILE if Path(path).is_dir() else Path(path)
+    file = hub.find(path) if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise ValueError(f"there is no solver file {file}")
     try:
@@ -304,9 +304,9 @@ def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
 
 
 def _table(record: dict[str, Any], where: str) -> Table:
-    numbers = [_field(record, name, list, where) for name in "tab"]
+    rows = [_field(record, name, list, where) for name in "tab"]
     try:
-        return Table(*(torch.tensor(each, dtype=torch.float64) for each in numbers))
+        return Table(*(torch.tensor(each, dtype=torch.float64) for each in rows))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from error
 

@@ -52,8 +52,7 @@ def check_gradient(model: Model) -> None:
     t = torch.full((), model.t_lo, dtype=model.dtype, device=model.device)
     with torch.enable_grad():
         output = model.bind(condition)(t, x.requires_grad_())
-    passed = output.requires_grad and torch.autograd.grad(output.sum(), x, allow_unused=True)[0] is not None
-    if not passed:
+    if not output.requires_grad or torch.autograd.grad(output.sum(), x, allow_unused=True)[0] is None:
         raise ValueError(
             "the velocity passes no gradient to x (is it under torch.no_grad, or detached?), which this objective "
             "needs; let it, or take an objective that needs none: endpoint"

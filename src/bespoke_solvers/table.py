@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bespoke_solvers.velocity import Model, Velocity, expand
+from bespoke_solvers.velocity import Model, Velocity, checked, expand
 
 Method = Callable[[Velocity, Tensor], Tensor]
 
@@ -133,11 +133,7 @@ def states(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Iterator
         y = combine(a[k], b[k], x, us).to(x0.dtype)
         yield y
         if k < table.nfe:
-            value = u(t[k], y)
-            if not isinstance(value, Tensor) or value.shape != y.shape:
-                got = tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise ValueError(f"u(t, x) returned {got} for an x of {tuple(y.shape)}; it must return a tensor like x")
-            us.append(value.to(x.dtype))
+            us.append(checked(u(t[k], y), t[k], y).to(x.dtype))
 
 
 def sample(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:

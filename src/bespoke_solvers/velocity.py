@@ -82,6 +82,18 @@ class Noise(NamedTuple):
         return Noise(self.x0[:count], map_condition(lambda c: c[:count], self.condition))
 
 
+def checked(output: Any, t: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """What a velocity returned for t and x; refuses all but a tensor of x's shape, and of `dtype`, if one is given."""
+    if not isinstance(output, Tensor):
+        raise ValueError(f"the velocity returned a {type(output).__name__}; it must return a tensor like x")
+    if output.shape != x.shape or dtype not in (None, output.dtype):
+        raise ValueError(
+            f"the velocity returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} {tuple(x.shape)}"
+            f" and a t of {tuple(t.shape)}; it must return what x is"
+        )
+    return output
+
+
 def map_condition(function: Callable[[Tensor], Tensor], condition: Condition) -> Condition:
     """`function` applied to each tensor of a condition."""
     if isinstance(condition, dict):
@@ -230,15 +242,7 @@ class Model:
         arguments = () if condition is None else (condition,)
 
         def u(t: Tensor, x: Tensor) -> Tensor:
-            output = self.velocity(t, x, *arguments)
-            if not isinstance(output, Tensor):
-                raise ValueError(f"the velocity returned a {type(output).__name__}; it must return a tensor like x")
-            if output.shape != x.shape or output.dtype != x.dtype:
-                raise ValueError(
-                    f"the velocity returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} {tuple(x.shape)}"
-                    f" and a t of {tuple(t.shape)}; it must return what x is"
-                )
-            return output
+            return checked(self.velocity(t, x, *arguments), t, x, dtype=x.dtype)
 
         return u
 

@@ -94,7 +94,7 @@ class Begun(NamedTuple):
     divisor: float
 
 
-def _run(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | None) -> Begun:
+def _begin(solver: Solver, given: Tensor, scaling: Scaling, noise_scale: float | None) -> Begun:
     """What the given sigmas ask for: all of the solver, or img2img from one of its evaluations on."""
     levels, got = _levels(solver, scaling), float64(given).cpu()
     endless = bool(levels[0].isinf() and got[0] >= LARGEST_SNR)
@@ -162,7 +162,7 @@ def sample_bespoke(
         raise ValueError(f"the solver was made for samples of the shape {shape}, got a batch of {tuple(x.shape)}")
     if len(sigmas) < 2:
         return x
-    table, divisor = _run(solver, sigmas, scaling, noise_scale)
+    table, divisor = _begin(solver, sigmas, scaling, noise_scale)
     x0 = x.to(torch.promote_types(x.dtype, torch.float32)) / divisor
     schedule, t = _schedule(solver), table.t.to(x0.dtype)
     own, scale = level(schedule, t, scaling)
