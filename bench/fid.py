@@ -61,7 +61,7 @@ def main() -> None:
 
             def measure(record: dict[str, Any] = record, method: str = method) -> dict[str, Any]:
                 if method == EXACT:
-                    return dict(judge.exact(model, options.tolerance))
+                    return dict(judge.solved(model, options.tolerance))
                 known = {name: record[name] for name in ("rmse", "name", "used") if name in record}
                 fitted = "table" in record
                 table = table_of(record) if fitted else dedicated.baseline(record["name"], record["used"], model)

@@ -5,6 +5,7 @@ Computes the cells that the store does not have yet; `python -m bench.tables` dr
 
 import argparse
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,19 +15,22 @@ from bench.models import full_precision, load
 from bench.store import KEY, Store, table_of
 from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.fitting import EFFORTS, STEPS, enough, fit
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.objectives import endpoint_loss
+from bespoke_solvers.paper import plan
 from bespoke_solvers.table import Table
+from bespoke_solvers.velocity import Model
 
 DEFAULT = "ns, default"
 CHAIN = {"ns, closed form": "closed-form", "ns, projection": "projection", DEFAULT: "endpoint"}  # each from the last
+BNS = "bns from euler"
 ADAM: dict[str, dict[str, Any]] = {
     "rk1-bespoke, bound": {"family": "rk1", "objective": "bound"},
     "rk2-bespoke, bound": {"family": "rk2", "objective": "bound"},
-    "bns from euler": {"objective": endpoint_loss},
+    BNS: {"objective": endpoint_loss},
 }
 GAUSS_NEWTON: dict[str, dict[str, Any]] = {
     "rk1-bespoke, end point": {"family": "rk1", "objective": "endpoint", "iterations": 30},
@@ -45,24 +49,54 @@ class Fitted(NamedTuple):
     record: dict[str, Any]
 
 
+def adam_budget(paths: int, steps: int, learning_rate: float) -> str:
+    """What a fit by Adam may spend, in words."""
+    return f"{paths} paths, {steps} steps" + ("" if learning_rate == 2e-3 else f" at {learning_rate:g}")
+
+
 class Frontier:
     """One model, its exact samples, and the solvers on it."""
 
     def __init__(self, name: str, options: argparse.Namespace, store: Store) -> None:
         self.name, self.options, self.store = name, options, store
-        full = full_precision(name)
-        self.model = load(name, options.models, options.device)
-        exact = self.model if full == name else load(full, options.models, options.device)
-        folder = options.banks and options.banks / full.replace(":", "-")
-        tolerance = {"rtol": options.tolerance, "atol": options.tolerance}
-        self.paths = options.paths or enough(self.model, EFFORTS["medium"].paths)
-        if self.paths % options.batch_size:
-            raise SystemExit(f"{self.paths} paths are no multiple of the batch size, {options.batch_size}")
-        self.bank = Bank(exact, folder, batch_size=options.batch_size, budget=2**36, **tolerance)
-        self.report = held_out(self.bank, "report", options.seed, options.samples)
-        self.choose = held_out(self.bank, "choose", options.seed, min(options.samples, options.grid_samples))
         self.chain: dict[tuple[str, int], Fitted] = {}
-        print(f"{name}: exact with {self.report.evaluations:.0f} NFE to {self.report.own_error:.0e}", flush=True)
+
+    @cached_property
+    def model(self) -> Model:
+        """The network that the solvers call."""
+        return load(self.name, self.options.models, self.options.device, compiled=self.options.compile)
+
+    @cached_property
+    def paths(self) -> int:
+        """How many are fitted to."""
+        found: int = self.options.paths or enough(self.model, EFFORTS["medium"].paths)
+        if found % self.options.batch_size:
+            raise SystemExit(f"{found} paths are no multiple of the batch size, {self.options.batch_size}")
+        return found
+
+    @cached_property
+    def bank(self) -> Bank:
+        """The exact paths: those of the network in full precision, as it is."""
+        options, full = self.options, full_precision(self.name)
+        same = full == self.name and not options.compile
+        exact = self.model if same else load(full, options.models, options.device)
+        kept = plan.file_name(f"{full} {options.tolerance:g} {options.batch_size}")  # as `bespoke paper` calls it
+        folder = options.banks and options.banks / kept
+        tolerance = {"rtol": options.tolerance, "atol": options.tolerance}
+        return Bank(exact, folder, batch_size=options.batch_size, budget=2**36, **tolerance)
+
+    @cached_property
+    def report(self) -> HeldOut:
+        """The samples that all figures are of."""
+        found = held_out(self.bank, "report", self.options.seed, self.options.samples)
+        print(f"{self.name}: exact with {found.evaluations:.0f} NFE to {found.own_error:.0e}", flush=True)
+        return found
+
+    @cached_property
+    def choose(self) -> HeldOut:
+        """The samples that grids are chosen by."""
+        options = self.options
+        return held_out(self.bank, "choose", options.seed, min(options.samples, options.grid_samples))
 
     def key(self, method: str, nfe: int) -> dict[str, Any]:
         """The store's key of a cell."""
@@ -74,12 +108,11 @@ class Frontier:
             raise SystemExit(f"{key} is in the store, chosen on {chosen} samples; take these, or another --store")
         return key
 
-    def budget(self, method: str) -> str:
-        """What a fit may spend, in words; a method that is not fitted has none."""
+    def budget(self, method: str, adam: int | None = None) -> str:
+        """What a fit may spend, in words; a method that is not fitted has none. adam: its steps, if not the option."""
         paths, steps = self.paths, 0
         if method in ADAM:
-            rate = "" if self.options.learning_rate == 2e-3 else f" at {self.options.learning_rate:g}"
-            return f"{paths} paths, {self.options.adam} steps{rate}"
+            return adam_budget(paths, adam or self.options.adam, self.options.learning_rate)
         if method in GAUSS_NEWTON:
             steps = GAUSS_NEWTON[method]["iterations"]
         elif method in CHAIN:
@@ -107,11 +140,23 @@ class Frontier:
         if "rk2" in method and nfe % 2:
             return None
         chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": self.paths}
+        began = None
         if method in ADAM:
             chosen |= {"iterations": options.adam, "learning_rate": options.learning_rate} | ADAM[method]
-        if method == "bns from euler":
+        if method == BNS:
             chosen["family"] = NonStationary(baseline("euler", nfe), learn_start=False)
-        return self.fit(nfe, chosen | GAUSS_NEWTON.get(method, {})).record
+            if began := self.shorter(nfe):
+                chosen["iterations"] -= began.record["history"][-1][0]
+        return self.fit(nfe, chosen | GAUSS_NEWTON.get(method, {}), began).record
+
+    def shorter(self, nfe: int) -> Fitted | None:
+        """The longest fit of BNS with fewer steps: a longer one goes on from there, with new moments of Adam."""
+        found = [
+            record
+            for steps in range(1, self.options.adam)
+            if (record := self.store.get(self.key(BNS, nfe) | {"budget": self.budget(BNS, steps)}))
+        ]
+        return Fitted(table_of(found[-1]), found[-1]) if found else None
 
     def best_grid(self, method: str, nfe: int) -> dict[str, Any] | None:
         """A solver that is not fitted, on the time grid that is best on the choosing set."""
@@ -153,8 +198,13 @@ class Frontier:
             chosen = chosen | {"start": began.table}
         counts = {"seed": options.seed, "validation_paths": options.choose, "validate_every": options.validate_every}
         solver = fit(self.model, nfe=nfe, bank=self.bank, progress=False, **counts, **chosen)
-        spent, seconds, history = solver.fit["evaluations"], solver.fit["seconds"], solver.fit["history"]
-        rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in history]
+        table = {name: getattr(solver.table, name).tolist() for name in "tab"}
+        return Fitted(solver.table, self.record(solver.fit | {"table": table}, began))
+
+    def record(self, fitted: dict[str, Any], began: Fitted | None = None) -> dict[str, Any]:
+        """What a fit gave and cost, with the fits before it."""
+        spent, seconds = fitted["evaluations"], fitted["seconds"]
+        rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in fitted["history"]]
         first = 0
         if began:
             before = began.record
@@ -162,17 +212,16 @@ class Frontier:
             seconds += before["seconds"]
             first = before["history"][-1][0]
             rows = before["history"] + [[first + i, *row] for i, *row in rows[1:]]
-        record = {
-            **self.quality(solver.table),
-            "choose": solver.fit["validation_paths"],
+        return {
+            **self.quality(table_of(fitted)),
+            "choose": fitted["validation_paths"],
             "evaluations": spent,
             "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
             "seconds": round(seconds, 1),
-            "best_iteration": first + solver.fit["best_iteration"],
+            "best_iteration": first + fitted["best_iteration"],
             "history": rows,
-            "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
+            "table": fitted["table"],
         }
-        return Fitted(solver.table, record)
 
 
 def main() -> None:
@@ -194,6 +243,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after that time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
+    parser.add_argument("--compile", action="store_true", help="compile the networks, except for exact paths")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4

@@ -118,8 +118,10 @@ def main() -> None:
             file = re.sub("[: ]", "-", name)  # with the store's name, unless it is the frontier
             pictures.save(pictures.errors_against_nfe(lines, DEFAULT), options.pictures / f"{file}.png")
             rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == options.cost_at]
+            longest = {r["method"]: r for r in sorted(rivals, key=lambda r: r["history"][-1][0])}
             if rivals:
-                figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in rivals})
+                shown = [r for r in rivals if r in longest.values()]
+                figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in shown})
                 pictures.save(figure, options.pictures / f"{file}-fits.png")
     if options.into:
         into(options.into, printed)

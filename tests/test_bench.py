@@ -1,7 +1,9 @@
 """The benchmark's store, as the commands in the documentation use it."""
 
+import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,9 +12,11 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from bespoke_solvers import fid, inception, toy, zoo
+from bespoke_solvers import dedicated, fid, inception, toy, zoo
 from bespoke_solvers.bank import Bank
+from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.generic import TABLEAUS, runge_kutta
 from bespoke_solvers.judge import Judge
@@ -77,13 +81,109 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
     assert (tmp_path / "pictures" / picture).stat().st_size > 10_000
 
 
-def test_networks_become_folders_for_the_commands(tmp_path):
+def test_a_longer_fit_goes_on_from_a_shorter_one(tmp_path):
+    bns = ["toy:checkerboard", *QUICK[:-2], "--store", tmp_path, "--method", "bns from euler", "--nfe", "4", "--adam"]
+    run("bench.frontier", *bns, 5)
+    run("bench.frontier", *bns, 8)
+    short, long = (json.loads(line) for line in (tmp_path / "toy-checkerboard.jsonl").read_text().splitlines())
+    assert long["history"][: len(short["history"])] == short["history"]
+    assert long["history"][-1][0] == 8
+    assert long["evaluations"]["backward"] == 8 * 16 * 4
+    assert long["evaluations"]["reference"] == short["evaluations"]["reference"]
+
+
+def test_fits_of_the_paper_are_those_of_the_frontier(tmp_path):
+    """The records are the same but for the history, in which `bespoke paper` keeps the errors alone."""
+    counts = ["--paths", 16, "--choose", 16, "--samples", 16, "--batch-size", 16, "--learning-rate", 1e-2]
+    counts += ["--tolerance", 1e-6, "--nfe"]
+    paper = ["paper", "toy:checkerboard", *counts, 4, "--only", "fig:euler_vs_midpoint", "--quiet"]
+    run("bespoke_solvers.cli", *paper, "--iterations", 5, "--out", tmp_path / "paper")
+    for _ in range(2):
+        run("bench.from_paper", tmp_path / "paper", "--store", tmp_path / "taken")
+    methods = ["rk1-bespoke, bound", "rk2-bespoke, bound"]
+    run(
+        "bench.frontier", "toy:checkerboard", *counts, 4, "--adam", 5, "--store", tmp_path / "own", "--method", *methods
+    )
+    own, taken = (
+        [json.loads(line) for line in (tmp_path / name / "toy-checkerboard.jsonl").read_text().splitlines()]
+        for name in ("own", "taken")
+    )
+    assert len(own) == len(taken) == 2
+    for mine, theirs in zip(own, taken, strict=True):
+        assert "bespoke paper" in theirs["command"]
+        assert set(mine) == set(theirs)
+        for name in set(mine) - {"command", "seconds", "history"}:
+            assert mine[name] == theirs[name], name
+
+
+@pytest.fixture
+def networks(tmp_path):
+    """The zoo's networks under the names of the benchmarks'."""
     for name in ("cifar10-fm-ot", "cifar10-eps-vp"):
         network = tmp_path / "models" / name
         network.mkdir(parents=True)
         for file in ("config.json", "diffusion_pytorch_model.safetensors"):
             shutil.copy(zoo.folder(f"zoo:{name}") / file, network)
         (network / "training_log.json").write_text('{"seconds": 510.2}')
+    return tmp_path / "models"
+
+
+def test_all_is_measured_by_one_command(networks, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.chdir(ROOT)
+    from bench import networks as module
+
+    given = f"{shlex.join(QUICK)} --minutes {{left}} --store {tmp_path}/store --method midpoint"
+    lanes = {
+        "one": [f"bench.frontier toy:checkerboard {given}", "bench.fid --real {real}", "bench.tables --no-such-option"],
+        "two": [f"bench.frontier toy:digits {given}"],
+    }
+    monkeypatch.setattr(module, "STAGES", [lanes, {"three": ["bench.tables --store {work}/../store"]}])
+    argv = ["networks.py", str(networks), "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(sys, "argv", argv)
+    module.main()
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 5
+    assert [line.split(":")[0] for line in told].count("one") == 3
+    assert any(line.startswith("one: left out without --real: bench.fid") for line in told)
+    assert any("one: failed with 2" in line for line in told)
+    assert told[-1].startswith("three: done")
+    assert "unrecognized arguments: --no-such-option" in (tmp_path / "work" / "one.log").read_text()
+    assert {file.name for file in (tmp_path / "store").iterdir()} == {"toy-checkerboard.jsonl", "toy-digits.jsonl"}
+    monkeypatch.setattr(sys, "argv", [*argv, "--minutes", "0"])
+    module.main()
+    assert capsys.readouterr().out.count("left out for want of time") == 4
+
+
+def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.chdir(ROOT)
+    from bench import frontier, models
+    from bench import networks as module
+    from bench.fid import EXACT
+
+    for name in models.PATHS:
+        models.link(networks / name, tmp_path / "folders" / name)
+    given = {"models": networks, "work": tmp_path, "real": tmp_path, "weights": tmp_path / "weights", "left": 0}
+    known = {EXACT, *dedicated.NAMES, *frontier.LEARNED, frontier.TRANSFERRED, frontier.REFINED}
+    seen = set()
+    for line in [line for lanes in module.STAGES for lines in lanes.values() for line in lines]:
+        command, *arguments = shlex.split(line.format(**given))
+        seen.add(command)
+        if "--method" in arguments:
+            methods = itertools.takewhile(
+                lambda a: not a.startswith("--"), arguments[arguments.index("--method") + 1 :]
+            )
+            assert set(methods) <= known, line
+        if command == "bench.frontier":
+            monkeypatch.setattr(sys, "argv", ["frontier.py", *arguments])
+            frontier.main()  # with no minutes left: it measures nothing, and loads no network
+        elif command == "bespoke_solvers.cli":
+            assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0, line
+    assert seen == {"bench.frontier", "bench.fid", "bench.from_paper", "bespoke_solvers.cli"}
+
+
+def test_networks_become_folders_for_the_commands(networks, tmp_path):
     run("bench.models", tmp_path / "models", "--out", tmp_path / "linked")
     guided = resolve(str(tmp_path / "linked" / "cifar10-eps-vp"), 2.0, device="cpu")
     ours = resolve("zoo:cifar10-eps-vp", 2.0, device="cpu")

@@ -10,14 +10,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import bespoke_solvers
-from bespoke_solvers import comparison, data, fid, inception, toy
+from bespoke_solvers import comparison, data, fid, inception, portfolio, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
 from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.judge import Judge, in_words, real_pictures
 from bespoke_solvers.reference import solve
-from bespoke_solvers.velocity import noise_seeds
+from bespoke_solvers.velocity import Counter, noise_seeds
 
 
 def features(pictures):
@@ -41,12 +41,27 @@ def real(model):
 
 def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
     judge = Judge(real, features, count=192, batch_size=64)
-    exact = judge.exact(model, 1e-5)
+    exact = judge.solved(model, 1e-5)
     coarse, fine = (judge.table(baseline("midpoint", nfe).on(model), model) for nfe in (2, 200))
     assert fine["fid"] == pytest.approx(exact["fid"], rel=1e-2)
     assert fine["kid"] == pytest.approx(exact["kid"], abs=1e-3)
     assert coarse["fid"] > 2 * exact["fid"]
     assert coarse["kid"] > exact["kid"]
+
+
+def test_a_solver_stands_for_the_exact_samples_where_it_comes_close(model, real, monkeypatch):
+    judge, counter = Judge(real, features, count=192, batch_size=64), Counter(model.velocity)
+    bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=32)
+    found, solved = judge.exact(bank), judge.solved(model, 1e-5)
+    assert found["fid"] == pytest.approx(solved["fid"], rel=2e-3)
+    assert found["by"].startswith("ipndm@")
+    assert "60 NFE" in in_words(found)
+    spent = counter.evaluations
+    found = judge.exact(bank)
+    assert counter.evaluations - spent == 60 * (192 + 32 * len(portfolio.variants("ipndm", 60, model)))
+    monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 1e-9)
+    assert judge.exact(bank) == solved
+    assert in_words(solved) == f"{solved['fid']:.2f}"
 
 
 def test_copies_on_other_devices_share_the_work(model, real):
@@ -77,11 +92,11 @@ def test_the_comparison_says_fid_in_percent_of_the_exact_samples(model, real):
     judge = Judge(real, features, count=64, batch_size=64)
     tables = {"midpoint": [baseline("midpoint", nfe).on(model) for nfe in (4, 8)]}
     found = comparison.compare(Bank(model, batch_size=16), tables, 0, 16, judge=judge)
-    assert found.exact == judge.exact(model, 1e-5)
+    assert found.exact == judge.exact(Bank(model, batch_size=16))
     for row in found.rows:
         share = f"{row['fid']:.2f} ({100 * row['fid'] / found.exact['fid']:.0f} %)"
         assert share in comparison.as_text(found)
-    assert "on 64 samples" in comparison.as_text(found)
+    assert f"{in_words(found.exact)}; on 64 samples" in comparison.as_text(found)
     assert "FID" not in comparison.as_text(comparison.compare(Bank(model, batch_size=16), tables, 0, 16))
 
 

@@ -180,6 +180,11 @@ def test_drawing_needs_no_folders(drawn):
     assert drawn().models == ["tiny", "tiny, guidance 2"]
 
 
+def test_models_without_cells_are_left_out_of_the_drawing(drawn, capsys):
+    assert drawn("other/big", "--guidance", "2").models == ["tiny", "tiny, guidance 2"]
+    assert "has no cells: big, big, guidance 2" in capsys.readouterr().err
+
+
 def test_the_time_of_training_can_be_corrected(drawn):
     assert drawn("--training", "tiny=70").training == {"tiny": 70.0, "tiny, guidance 2": 70.0}
     assert drawn("--training", "tiny=50").training["tiny"] == 50.0

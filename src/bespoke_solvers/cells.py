@@ -59,15 +59,19 @@ class Store:
             found = compute()
             if found is None:
                 return None
-            record = dict(key) | found | circumstances(self.command)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"{re.sub('[^A-Za-z0-9_.,=-]+', '-', str(values[0]))}.jsonl"
-            cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
-            with path.open("a") as file:
-                file.write("\n" * cut + json.dumps(record, allow_nan=False) + "\n")
-            self.records[values] = record
-            self.say(f"{key['model']}, {key['nfe']} NFE, {key['method']}: {_in_words(record)}")
+            self.add(dict(key) | found | circumstances(self.command))
         return self.records[values]
+
+    def add(self, record: Record) -> None:
+        """Keep a record that says itself by what it was measured."""
+        values = self._values(record)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{re.sub('[^A-Za-z0-9_.,=-]+', '-', str(values[0]))}.jsonl"
+        cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+        with path.open("ab", buffering=0) as file:  # in one piece, so that several processes may add to it
+            file.write(("\n" * cut + json.dumps(record, allow_nan=False) + "\n").encode())
+        self.records[values] = record
+        self.say(f"{record['model']}, {record['nfe']} NFE, {record['method']}: {_in_words(record)}")
 
     def of(self, model: str) -> Iterator[Record]:
         """All records of a model."""

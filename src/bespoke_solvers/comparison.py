@@ -17,7 +17,7 @@ from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES, FAMILIES
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.generic import TABLEAUS
-from bespoke_solvers.judge import Judge
+from bespoke_solvers.judge import Judge, in_words
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import Solver
@@ -39,7 +39,7 @@ class Comparison:
     seed: int
     reference_evaluations: float
     reference_error: float
-    exact: dict[str, float] = field(default_factory=dict)
+    exact: dict[str, Any] = field(default_factory=dict)
     judged: int = 0
     shown: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
 
@@ -106,7 +106,7 @@ def compare(
             figures |= judge.table(table, bank.model)
         grid = (grids or {}).get((name, table.nfe))
         rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
-    exact, judged = (judge.exact(bank.model, bank.rtol), judge.count) if judge else ({}, 0)
+    exact, judged = (judge.exact(bank), judge.count) if judge else ({}, 0)
     return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error, exact, judged, shown)
 
 
@@ -133,7 +133,8 @@ def as_text(comparison: Comparison) -> str:
     if comparison.exact:
         exact = comparison.exact["fid"]
         lines += ["", *_grid("FID at NFE", comparison.rows, lambda row: _share(row.get("fid"), exact))]
-        lines.append(f"and in percent of the exact samples', {exact:.2f}; on {comparison.judged:,} samples")
+        told = in_words(comparison.exact)
+        lines.append(f"and in percent of the exact samples', {told}; on {comparison.judged:,} samples")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from bespoke_solvers.bank import Bank
 from bespoke_solvers.comparison import Comparison, name_of
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.files import write_atomically
+from bespoke_solvers.judge import in_words
 from bespoke_solvers.report import Chart, Column, Curves, Headline, Learned, Provenance, Section
 from bespoke_solvers.solver import Solver
 
@@ -126,7 +127,7 @@ def curves(comparison: Comparison, own: Sequence[str]) -> Curves:
         exact, ends = comparison.exact["fid"], [row["nfe"] for row in comparison.rows]
         dotted = {"exact samples": [[min(ends), exact], [max(ends), exact]]}
         charts.append(Chart("FID", NFE, series("fid"), dotted, log=True, decimals=2))
-        text += f" FID on {comparison.judged:,} samples; dotted: that of the exact ones, {exact:.2f}."
+        text += f" FID on {comparison.judged:,} samples; dotted: that of the exact ones, {in_words(comparison.exact)}."
     return Curves("Error against evaluations", text, charts, own)
 
 

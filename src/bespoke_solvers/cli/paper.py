@@ -83,6 +83,9 @@ def paper(
             resolve(name, scale, device=device)
         _tell(store, list(names), experiments, counts, seed, out)
         return
+    if draw and (missing := [name for name in names if not any(store.of(name))]) and len(missing) < len(names):
+        typer.echo(f"left out, of which {out} has no cells: {', '.join(missing)}", err=True)
+        names = {name: names[name] for name in names if name not in missing}
     output_folder(out)
     known = {record["real"] for name in names for record in store.of(name) if record["measured"] == "fid"}
     by = None

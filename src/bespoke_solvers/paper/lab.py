@@ -95,7 +95,7 @@ class Lab:
                     self.fid(method, nfe, judge)
         if judge:
             with self.going_on(EXACT, 0):
-                self.cell("fid", EXACT, 0, lambda: judge.exact(self.model, self.counts.tolerance))
+                self.cell("fid", EXACT, 0, lambda: judge.exact(self.bank))
         if experiment is plan.SAMPLES:
             self.sprites(methods)
         if experiment is plan.PATHS:

@@ -6,6 +6,7 @@ from functools import partial
 from bespoke_solvers import eval_report, gallery
 from bespoke_solvers.cells import Record
 from bespoke_solvers.eval_report import NFE
+from bespoke_solvers.judge import in_words
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE, Experiment
@@ -175,9 +176,7 @@ def curves(results: Results, experiment: Experiment) -> Section | None:
             ends = [point[0] for points in fid.values() for point in points]
             dotted = {"exact samples": [[min(ends), exact["fid"]], [max(ends), exact["fid"]]]}
             charts.append(Chart("FID", NFE, fid, dotted, log=True, decimals=2))
-            text += (
-                f" FID is of {results.counts.fid_samples:,} samples; dotted: that of exact ones, {exact['fid']:.2f}."
-            )
+            text += f" FID is of {results.counts.fid_samples:,} samples; dotted: that of exact ones, {in_words(exact)}."
         return Curves("", in_paper(experiment, text), charts, OWN) if rmse else None
 
     return _choice(results, experiment, part)

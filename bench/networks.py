@@ -1,0 +1,138 @@
+"""All that docs/results.md says of the two networks, by one command: python -m bench.networks MODELS --work FOLDER.
+
+The lines of a lane run one after another and the lanes of a stage side by side, which fills a GPU. A line measures the
+cells that its store does not have: interrupted, or out of time (`--minutes`), the same command goes on where it ended.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from string import Formatter
+
+from bench.models import PATHS, link
+from bespoke_solvers.dedicated import NAMES
+
+FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {left} --batch-size 64 --paths 64"
+UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 128"
+GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
+EVERY = "--nfe 10 8 6 5 4 16 20"
+DEDICATED = f"--method {' '.join(NAMES)}"
+OURS = "--method 'ns, closed form' 'ns, projection' 'ns, default'"
+END_POINT = "--method 'rk1-bespoke, end point' 'rk2-bespoke, end point'"
+BOUND = "--method 'rk1-bespoke, bound' 'rk2-bespoke, bound' --adam 150 --learning-rate 2e-2"
+BNS = "--method 'bns from euler' --learning-rate 1e-3"
+HALF = "--method unipc ipndm 'ns, fitted in float32' 'ns, fitted in float32, then here' 'ns, default'"
+FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
+PAPER = (
+    "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
+    "--choose 256 --samples 256 --tolerance 3e-6 --iterations 150 --learning-rate 2e-2 --quiet"
+)
+FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
+CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
+
+
+def _unguided(name: str, bns: str) -> list[str]:
+    return [
+        f"{UNGUIDED} {name} {EVERY} {OURS}",
+        f"{UNGUIDED} {name} {EVERY} {DEDICATED}",
+        f"{UNGUIDED} {name} {EVERY} {END_POINT}",
+        f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
+        "bench.from_paper bench/results/paper",
+        f"{UNGUIDED} {name} {EVERY} {BOUND}",
+        f"{UNGUIDED} {name} --nfe 8 10 {BNS} {bns}",
+        f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
+    ]
+
+
+STAGES: list[dict[str, list[str]]] = [
+    {
+        "fm-ot": [
+            *_unguided("cifar10-fm-ot", "--adam 2000"),
+            f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
+            f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600",
+            f"{UNGUIDED} cifar10-fm-ot --nfe 5 10 --paths 128 --method 'ns, default'",
+            f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 --paths 128 {HALF}",
+        ],
+        "eps-vp": [
+            *_unguided("cifar10-eps-vp", "--adam 150"),
+            f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 8,10,16,20 --only fig:bes_vs_edm",
+        ],
+        "guided": [
+            f"{GUIDED} cifar10-fm-ot@w2 cifar10-fm-ot@w4 --nfe 10 8 5 {methods}"
+            for methods in (OURS, DEDICATED, END_POINT, BOUND)
+        ],
+    },
+    {
+        "fine": [
+            f"{UNGUIDED} {' '.join(PATHS)} --store bench/results/fine --nfe 60 --method ipndm",
+            f"{FID} cifar10-eps-vp@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm",
+            f"{FID} cifar10-fm-ot@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
+            f"{FID} cifar10-eps-vp@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
+        ],
+        "fid": [
+            f"{FID} {name} {nfe} --method {methods}"
+            for name in PATHS
+            for nfe, methods in (
+                ("--nfe 4 5 6 8 10 16 20", "'ns, default'"),
+                ("--nfe 6 8 10 16 20", "midpoint 'rk2-bespoke, end point' 'rk2-bespoke, bound'"),
+            )
+        ],
+        "exact": [
+            f"{FID} cifar10-fm-ot --nfe 6 --method 'ns, default' --samples 50000",
+            f"{FID} cifar10-fm-ot --method dopri5 --tolerance 1e-4",
+        ],
+    },
+    {
+        "paper": [
+            f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only fig_a:transferred_ablation",
+            f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only tab:cifar10_a --fid-samples 10000 "
+            "--real {real} --inception {weights}",
+            f"{PAPER} {' '.join(FOLDERS.values())} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
+        ],
+    },
+]
+
+
+def run(lane: str, lines: Sequence[str], given: Mapping[str, object], log: Path, until: float) -> None:
+    """One line after another, as long as there is time; what a line lacks a file for is left out, and said."""
+    for line in lines:
+        left = (until - time.monotonic()) / 60
+        named = {name for _, name, _, _ in Formatter().parse(line) if name}
+        lacking = [f"--{name}" for name in sorted(named) if name != "left" and given.get(name) is None]
+        if lacking or left <= 0:
+            why = f"without {' and '.join(lacking)}" if lacking else "for want of time"
+            print(f"{lane}: left out {why}: {line}", flush=True)
+            continue
+        started = time.monotonic()
+        with (log / f"{lane}.log").open("a") as file:
+            arguments = shlex.split(line.format(left=f"{left:.1f}", **given))
+            code = subprocess.run([sys.executable, "-m", *arguments], stdout=file, stderr=file, check=False).returncode
+        told = "done" if code == 0 else f"failed with {code}, see {file.name}"
+        print(f"{lane}: {told} after {time.monotonic() - started:.0f} s: {line}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, help="the folder of the networks")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for exact paths and logs")
+    parser.add_argument("--real", type=Path, help="a folder of `bespoke data`, for FID")
+    parser.add_argument("--weights", type=Path, help="those of the usual Inception, for FID")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after that time")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    for name in PATHS:
+        if not (options.work / "folders" / name).exists():
+            link(options.models / name, options.work / "folders" / name)
+    given, until = vars(options), time.monotonic() + 60 * options.minutes
+    for lanes in STAGES:
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            list(pool.map(lambda lane: run(lane[0], lane[1], given, options.work, until), lanes.items()))
+
+
+if __name__ == "__main__":
+    main()
