@@ -10,12 +10,16 @@ from bespoke_solvers.cells import name_only, table_of
 
 KEY = ("model", "method", "nfe", "seed", "budget", "samples", "tolerance")
 
-__all__ = ["KEY", "Store", "table_of"]
+__all__ = ["KEY", "Store", "command", "table_of"]
+
+
+def command() -> str:
+    """What was typed, without the folders of this machine."""
+    return shlex.join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *map(name_only, sys.argv[1:])])
 
 
 class Store(cells.Store):
     """Those of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        command = ["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *map(name_only, sys.argv[1:])]
-        super().__init__(folder, KEY, shlex.join(command), functools.partial(print, flush=True))
+        super().__init__(folder, KEY, command(), functools.partial(print, flush=True))

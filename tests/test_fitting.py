@@ -195,6 +195,25 @@ def test_conditional_models_are_fitted():
     assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
 
 
+def test_a_batch_whose_graph_is_too_large_is_differentiated_in_parts(model):
+    """The fit is the same but for rounding; where not even one path fits, it says so."""
+
+    def small(most):
+        def velocity(t, x):
+            if torch.is_grad_enabled() and len(x) > most:
+                raise torch.cuda.OutOfMemoryError(f"no room for {len(x)}")
+            return model.velocity(t, x)
+
+        return dataclasses.replace(model, velocity=velocity)
+
+    given = QUICK | {"nfe": 4, "iterations": 6}
+    whole, parts = fit(model, **given), fit(small(12), **given)  # the two steps of eight paths are one call
+    torch.testing.assert_close(parts.table.b, whole.table.b, rtol=1e-4, atol=1e-6)
+    assert parts.fit["evaluations"]["backward"] == whole.fit["evaluations"]["backward"] + 16, "what failed was spent"
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="no room for 2"):
+        fit(small(1), **given)
+
+
 def test_a_loss_that_is_not_finite_stops_the_fit(model):
     with pytest.raises(ValueError, match="loss is nan at iteration 0"):
         fit(model, objective=lambda family, paths: family.theta_t.sum()[None] * torch.nan, **QUICK)

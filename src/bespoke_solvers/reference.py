@@ -5,7 +5,7 @@ path follows what the model says there, x(t) = alpha_t x1_hat + sigma_t x0_hat, 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from bespoke_solvers.metrics import norm, rmse
 from bespoke_solvers.precision import full_float32
 from bespoke_solvers.scale_time import Between, ScaleTime, identity, transformed_velocity
 from bespoke_solvers.schedules import Cosine, Schedule, Sech, Tanh
-from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand
+from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand, map_condition
 
 # The difference to the fourth-order solution, and the point in the middle of the step (Shampine 1986).
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
@@ -80,6 +80,16 @@ class Paths:
     def x1(self) -> Float[Tensor, "b *shape"]:
         """x(1)."""
         return self.ends.x1
+
+    def split(self, size: int) -> "list[Paths]":
+        """The same paths in smaller batches."""
+
+        def part(of: slice) -> Paths:
+            noise = Noise(self.noise.x0[of], map_condition(lambda c: c[of], self.noise.condition))
+            inner = {name: getattr(self, name)[:, of] for name in ("x", "dx", "middle")}
+            return replace(self, noise=noise, ends=Ends(self.ends.x0[of], self.ends.x1[of]), **inner)
+
+        return [part(slice(first, first + size)) for first in range(0, len(self.x1), size)]
 
     def at(self, t: Float[Tensor, " n"]) -> PathPoint:
         """x(t) and dx/dt at each of the times, which must not lie before t_lo."""

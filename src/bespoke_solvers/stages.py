@@ -60,7 +60,10 @@ def check_gradient(model: Model) -> None:
 
 
 class Adam(Stage):
-    """Algorithm 2 of the paper: gradient steps on a loss, one batch of paths each."""
+    """Algorithm 2 of the paper: gradient steps on a loss, one batch of paths each.
+
+    The graph of a whole batch is large: where it does not fit into the memory, the gradient is that of its parts.
+    """
 
     differentiates = True
 
@@ -71,6 +74,7 @@ class Adam(Stage):
         self.learned = [parameter for parameter in family.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(self.learned, lr=learning_rate)
         self.iteration = 0
+        self.parts = 1  # of a batch
 
     @property
     def finished(self) -> bool:
@@ -79,16 +83,32 @@ class Adam(Stage):
 
     def step(self) -> float:
         """One step of Adam."""
-        loss = self.loss_of(self.family, self.batch(self.iteration)).mean()
-        if not torch.isfinite(loss):
-            raise ValueError(
-                f"the loss is {loss.item()} at iteration {self.iteration}; the velocity must be finite everywhere"
-            )
-        self.optimizer.zero_grad()
-        loss.backward(inputs=self.learned)  # type: ignore[no-untyped-call]
+        paths = self.batch(self.iteration)
+        loss = None
+        while loss is None:
+            try:
+                loss = self._differentiate(paths)
+            except torch.cuda.OutOfMemoryError:
+                if self.parts >= len(paths.x1):
+                    raise
+                self.parts *= 2
         self.optimizer.step()
         self.iteration += 1
-        return loss.item()
+        return loss
+
+    def _differentiate(self, paths: Paths) -> float:
+        """The gradient of the mean loss into the parameters; returns that mean."""
+        self.optimizer.zero_grad()
+        mean = 0.0
+        for part in paths.split(-(-len(paths.x1) // self.parts)):
+            loss = self.loss_of(self.family, part).mean() * (len(part.x1) / len(paths.x1))
+            if not torch.isfinite(loss):
+                raise ValueError(
+                    f"the loss is {loss.item()} at iteration {self.iteration}; the velocity must be finite everywhere"
+                )
+            loss.backward(inputs=self.learned)  # type: ignore[no-untyped-call]
+            mean += loss.item()
+        return mean
 
     def better(self, new: Quality, best: Quality) -> bool:
         """By RMSE, as the paper chooses."""
@@ -96,12 +116,12 @@ class Adam(Stage):
 
     def state(self) -> dict[str, Any]:
         """The optimiser's moments."""
-        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration}
+        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration, "parts": self.parts}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
         self.optimizer.load_state_dict(state["optimizer"])
-        self.iteration = state["iteration"]
+        self.iteration, self.parts = state["iteration"], state["parts"]
 
 
 class ClosedForm(Stage):

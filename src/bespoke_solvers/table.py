@@ -138,5 +138,6 @@ def states(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Iterator
 
 def sample(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
     """The table's result for the starting points x0, with exactly `table.nfe` calls of u."""
-    *_, result = states(table, u, x0)
-    return result
+    for y in states(table, u, x0):  # noqa: B007, the last one is the result, and the others need not be kept
+        pass
+    return y
