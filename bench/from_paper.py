@@ -1,6 +1,7 @@
 """Fits of the bound that `bespoke paper` made, as cells of bench.frontier: python -m bench.from_paper OUT.
 
 The same counts give the same noise, exact samples and fit, so nothing is computed: the records keep their provenance.
+A cell that the frontier has already stays. Models with guidance are left out: the frontier has them with other counts.
 """
 
 import argparse
@@ -22,15 +23,16 @@ KEPT = ("evaluations", "seconds", "best_iteration", "history", "table", "command
 def converted(paper: cells.Store, error: Record) -> Record:
     """The cell of an error together with that of its fit and that of its model, in the fields of the frontier."""
     found = BUDGET.fullmatch(error["budget"])
-    assert found, f"{error['budget']!r} is no budget of a fit by Adam"
+    if not found:
+        raise SystemExit(f"{error['budget']!r} is no budget of a fit by Adam")
     paths, choose, steps, rate = int(found[1]), int(found[2]), int(found[3]), float(found[4])
     fitted = paper.get(error | {"measured": "fit", "samples": choose})
     about = paper.get(error | {"measured": "model", "method": EXACT, "nfe": 0, "budget": ""})
-    assert fitted, f"the fit of {error} is not among the cells"
-    assert about, f"the model of {error} is not among the cells"
+    if not (fitted and about):
+        raise SystemExit(f"the fit or the model is not among the cells of {error}")
     spent = fitted["evaluations"]
     return {
-        "model": error["model"].replace(", guidance ", "@w"),
+        "model": error["model"],
         "method": METHODS[error["method"]],
         **{name: error[name] for name in ("nfe", "seed")},
         "budget": adam_budget(paths, steps, rate),
@@ -48,8 +50,11 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
     store, paper = Store(options.store), cells.Store(options.out / "cells", plan.KEY)
+    if not paper.records:
+        raise SystemExit(f"{options.out} holds no cells of `bespoke paper`")
     for record in paper.records.values():
-        if record["measured"] == "error" and record["method"] in METHODS:
+        guided = ", guidance " in record["model"]
+        if record["measured"] == "error" and record["method"] in METHODS and not guided:
             cell = converted(paper, record)
             if store.get(cell) is None:
                 store.add(cell)

@@ -64,7 +64,7 @@ class Frontier:
     @cached_property
     def model(self) -> Model:
         """The network that the solvers call."""
-        return load(self.name, self.options.models, self.options.device, compiled=self.options.compile)
+        return load(self.name, self.options.models, self.options.device)
 
     @cached_property
     def paths(self) -> int:
@@ -78,8 +78,7 @@ class Frontier:
     def bank(self) -> Bank:
         """The exact paths: those of the network in full precision, as it is."""
         options, full = self.options, full_precision(self.name)
-        same = full == self.name and not options.compile
-        exact = self.model if same else load(full, options.models, options.device)
+        exact = self.model if full == self.name else load(full, options.models, options.device)
         kept = plan.file_name(f"{full} {options.tolerance:g} {options.batch_size}")  # as `bespoke paper` calls it
         folder = options.banks and options.banks / kept
         tolerance = {"rtol": options.tolerance, "atol": options.tolerance}
@@ -108,11 +107,11 @@ class Frontier:
             raise SystemExit(f"{key} is in the store, chosen on {chosen} samples; take these, or another --store")
         return key
 
-    def budget(self, method: str, adam: int | None = None) -> str:
-        """What a fit may spend, in words; a method that is not fitted has none. adam: its steps, if not the option."""
+    def budget(self, method: str) -> str:
+        """What a fit may spend, in words; a method that is not fitted has none."""
         paths, steps = self.paths, 0
         if method in ADAM:
-            return adam_budget(paths, adam or self.options.adam, self.options.learning_rate)
+            return adam_budget(paths, self.options.adam, self.options.learning_rate)
         if method in GAUSS_NEWTON:
             steps = GAUSS_NEWTON[method]["iterations"]
         elif method in CHAIN:
@@ -151,12 +150,10 @@ class Frontier:
 
     def shorter(self, nfe: int) -> Fitted | None:
         """The longest fit of BNS with fewer steps: a longer one goes on from there, with new moments of Adam."""
-        found = [
-            record
-            for steps in range(1, self.options.adam)
-            if (record := self.store.get(self.key(BNS, nfe) | {"budget": self.budget(BNS, steps)}))
-        ]
-        return Fitted(table_of(found[-1]), found[-1]) if found else None
+        key, rate = self.key(BNS, nfe), self.options.learning_rate
+        budgets = (adam_budget(self.paths, steps, rate) for steps in reversed(range(1, self.options.adam)))
+        found = next(filter(None, (self.store.get(key | {"budget": budget}) for budget in budgets)), None)
+        return Fitted(table_of(found), found) if found else None
 
     def best_grid(self, method: str, nfe: int) -> dict[str, Any] | None:
         """A solver that is not fitted, on the time grid that is best on the choosing set."""
@@ -198,30 +195,29 @@ class Frontier:
             chosen = chosen | {"start": began.table}
         counts = {"seed": options.seed, "validation_paths": options.choose, "validate_every": options.validate_every}
         solver = fit(self.model, nfe=nfe, bank=self.bank, progress=False, **counts, **chosen)
-        table = {name: getattr(solver.table, name).tolist() for name in "tab"}
-        return Fitted(solver.table, self.record(solver.fit | {"table": table}, began))
-
-    def record(self, fitted: dict[str, Any], began: Fitted | None = None) -> dict[str, Any]:
-        """What a fit gave and cost, with the fits before it."""
-        spent, seconds = fitted["evaluations"], fitted["seconds"]
-        rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in fitted["history"]]
-        first = 0
+        spent, seconds, history = solver.fit["evaluations"], solver.fit["seconds"], solver.fit["history"]
+        rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in history]
+        best, more = solver.fit["best_iteration"], {}
         if began:
             before = began.record
             spent = {name: spent[name] + (name != "reference") * before["evaluations"][name] for name in spent}
             seconds += before["seconds"]
             first = before["history"][-1][0]
             rows = before["history"] + [[first + i, *row] for i, *row in rows[1:]]
-        return {
-            **self.quality(table_of(fitted)),
-            "choose": fitted["validation_paths"],
+            best = first + best if best else before["best_iteration"]
+            more = {"began": before["budget"]} if "budget" in before else {}
+        record = {
+            **self.quality(solver.table),
+            "choose": solver.fit["validation_paths"],
             "evaluations": spent,
             "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
             "seconds": round(seconds, 1),
-            "best_iteration": first + fitted["best_iteration"],
+            "best_iteration": best,
+            **more,
             "history": rows,
-            "table": fitted["table"],
+            "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
         }
+        return Fitted(solver.table, record)
 
 
 def main() -> None:
@@ -243,7 +239,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after that time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
-    parser.add_argument("--compile", action="store_true", help="compile the networks, except for exact paths")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4

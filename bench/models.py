@@ -54,10 +54,10 @@ def load(name: str, folder: Path | None = None, device: str = "cpu", compiled: b
 def link(folder: Path, out: Path) -> None:
     """The network of a folder with the record that `bespoke pretrain` would have left beside it."""
     prediction, schedule = PATHS[folder.name]
+    seconds = json.loads((folder / "training_log.json").read_text())["seconds"]
     out.mkdir(parents=True)
     for name in ("config.json", "diffusion_pytorch_model.safetensors"):
-        (out / name).symlink_to((folder / name).resolve())
-    seconds = json.loads((folder / "training_log.json").read_text())["seconds"]
+        (out / name).symlink_to((folder / name).resolve(strict=True))
     meaning = {"schedule": describe_schedule(schedule), "prediction": prediction, "data": {"classes": CLASSES}}
     (out / TRAINING).write_text(json.dumps(meaning | {"seconds": seconds}))
 

@@ -1,4 +1,4 @@
-"""All that docs/results.md says of the two networks, by one command: python -m bench.networks MODELS --work FOLDER.
+"""What docs/results.md says of the two networks, by one command: python -m bench.networks MODELS --work FOLDER.
 
 The lines of a lane run one after another and the lanes of a stage side by side, which fills a GPU. A line measures the
 cells that its store does not have: interrupted, or out of time (`--minutes`), the same command goes on where it ended.
@@ -8,6 +8,7 @@ import argparse
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 from string import Formatter
 
 from bench.models import PATHS, link
+from bespoke_solvers.adapters.diffusers import TRAINING
 from bespoke_solvers.dedicated import NAMES
 
 FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {left} --batch-size 64 --paths 64"
@@ -36,7 +38,7 @@ FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
 
-def _unguided(name: str, bns: str) -> list[str]:
+def _unguided(name: str, *bns: int) -> list[str]:
     return [
         f"{UNGUIDED} {name} {EVERY} {OURS}",
         f"{UNGUIDED} {name} {EVERY} {DEDICATED}",
@@ -44,7 +46,7 @@ def _unguided(name: str, bns: str) -> list[str]:
         f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
         "bench.from_paper bench/results/paper",
         f"{UNGUIDED} {name} {EVERY} {BOUND}",
-        f"{UNGUIDED} {name} --nfe 8 10 {BNS} {bns}",
+        *(f"{UNGUIDED} {name} --nfe 8 10 {BNS} --adam {steps}" for steps in bns),
         f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
     ]
 
@@ -52,14 +54,15 @@ def _unguided(name: str, bns: str) -> list[str]:
 STAGES: list[dict[str, list[str]]] = [
     {
         "fm-ot": [
-            *_unguided("cifar10-fm-ot", "--adam 2000"),
+            *_unguided("cifar10-fm-ot", 600, 1000, 1500, 2000),
             f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
-            f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600",
+            f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 400 --learning-rate 1e-2",
+            f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
             f"{UNGUIDED} cifar10-fm-ot --nfe 5 10 --paths 128 --method 'ns, default'",
             f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 --paths 128 {HALF}",
         ],
         "eps-vp": [
-            *_unguided("cifar10-eps-vp", "--adam 150"),
+            *_unguided("cifar10-eps-vp", 150),
             f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 8,10,16,20 --only fig:bes_vs_edm",
         ],
         "guided": [
@@ -70,7 +73,10 @@ STAGES: list[dict[str, list[str]]] = [
     {
         "fine": [
             f"{UNGUIDED} {' '.join(PATHS)} --store bench/results/fine --nfe 60 --method ipndm",
-            f"{FID} cifar10-eps-vp@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm",
+            *(
+                f"{FID} {name} --frontier bench/results/fine --nfe 60 --method ipndm"
+                for name in ("cifar10-eps-vp@bfloat16", "cifar10-fm-ot@bfloat16", "cifar10-fm-ot")
+            ),
             f"{FID} cifar10-fm-ot@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
             f"{FID} cifar10-eps-vp@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
         ],
@@ -98,22 +104,44 @@ STAGES: list[dict[str, list[str]]] = [
 ]
 
 
-def run(lane: str, lines: Sequence[str], given: Mapping[str, object], log: Path, until: float) -> None:
-    """One line after another, as long as there is time; what a line lacks a file for is left out, and said."""
-    for line in lines:
-        left = (until - time.monotonic()) / 60
-        named = {name for _, name, _, _ in Formatter().parse(line) if name}
-        lacking = [f"--{name}" for name in sorted(named) if name != "left" and given.get(name) is None]
-        if lacking or left <= 0:
-            why = f"without {' and '.join(lacking)}" if lacking else "for want of time"
-            print(f"{lane}: left out {why}: {line}", flush=True)
-            continue
-        started = time.monotonic()
-        with (log / f"{lane}.log").open("a") as file:
-            arguments = shlex.split(line.format(left=f"{left:.1f}", **given))
-            code = subprocess.run([sys.executable, "-m", *arguments], stdout=file, stderr=file, check=False).returncode
-        told = "done" if code == 0 else f"failed with {code}, see {file.name}"
-        print(f"{lane}: {told} after {time.monotonic() - started:.0f} s: {line}", flush=True)
+class Runner:
+    """Runs the lanes, as long as there is time and nobody interrupts; `failures` counts the lines that failed."""
+
+    def __init__(self, given: Mapping[str, object], work: Path, minutes: float) -> None:
+        self.given, self.work, self.until = given, work, time.monotonic() + 60 * minutes
+        self.failures, self.interrupted = 0, threading.Event()
+
+    def stage(self, lanes: Mapping[str, Sequence[str]]) -> None:
+        """The lanes side by side."""
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            done = [pool.submit(self.lane, name, lines) for name, lines in lanes.items()]
+            try:
+                for each in done:
+                    each.result()
+            except KeyboardInterrupt:  # the lines that run got it, too
+                self.interrupted.set()
+                raise
+
+    def lane(self, name: str, lines: Sequence[str]) -> None:
+        """One line after another; one that lacks a file, or comes too late, is left out, and that is said."""
+        for line in lines:
+            left = (self.until - time.monotonic()) / 60
+            named = {field for _, field, _, _ in Formatter().parse(line) if field}
+            lacking = [f"--{field}" for field in sorted(named - {"left"}) if self.given.get(field) is None]
+            if self.interrupted.is_set():
+                return
+            if lacking or left <= 0:
+                why = f"without {' and '.join(lacking)}" if lacking else "for want of time"
+                print(f"{name}: left out {why}: {line}", flush=True)
+                continue
+            arguments = [part.format(left=f"{left:.1f}", **self.given) for part in shlex.split(line)]
+            started, log = time.monotonic(), self.work / f"{name}.log"
+            with log.open("a") as file:
+                command = [sys.executable, "-m", *arguments]
+                code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+            self.failures += code != 0
+            told = "done" if code == 0 else f"failed with {code}, see {log},"
+            print(f"{name}: {told} after {time.monotonic() - started:.0f} s: {line}", flush=True)
 
 
 def main() -> None:
@@ -126,12 +154,12 @@ def main() -> None:
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for name in PATHS:
-        if not (options.work / "folders" / name).exists():
+        if not (options.work / "folders" / name / TRAINING).exists():
             link(options.models / name, options.work / "folders" / name)
-    given, until = vars(options), time.monotonic() + 60 * options.minutes
+    runner = Runner(vars(options), options.work, options.minutes)
     for lanes in STAGES:
-        with ThreadPoolExecutor(len(lanes)) as pool:
-            list(pool.map(lambda lane: run(lane[0], lane[1], given, options.work, until), lanes.items()))
+        runner.stage(lanes)
+    raise SystemExit(bool(runner.failures))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import diffusers
@@ -81,13 +83,18 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
     assert (tmp_path / "pictures" / picture).stat().st_size > 10_000
 
 
-def test_a_longer_fit_goes_on_from_a_shorter_one(tmp_path):
-    bns = ["toy:checkerboard", *QUICK[:-2], "--store", tmp_path, "--method", "bns from euler", "--nfe", "4", "--adam"]
+@pytest.mark.parametrize("rate", [2e-3, 1.0], ids=["it falls", "it only gets worse"])
+def test_a_longer_fit_goes_on_from_a_shorter_one(tmp_path, rate):
+    bns = ["toy:checkerboard", *QUICK[:-2], "--store", tmp_path, "--learning-rate", rate, "--validate-every", 1]
+    bns += ["--method", "bns from euler", "--nfe", 4, "--adam"]
     run("bench.frontier", *bns, 5)
     run("bench.frontier", *bns, 8)
     short, long = (json.loads(line) for line in (tmp_path / "toy-checkerboard.jsonl").read_text().splitlines())
     assert long["history"][: len(short["history"])] == short["history"]
     assert long["history"][-1][0] == 8
+    assert long["best_iteration"] == min(long["history"], key=lambda row: row[2])[0]
+    assert (long["best_iteration"] == 0) is (rate == 1)
+    assert long["began"] == short["budget"]
     assert long["evaluations"]["backward"] == 8 * 16 * 4
     assert long["evaluations"]["reference"] == short["evaluations"]["reference"]
 
@@ -139,20 +146,41 @@ def test_all_is_measured_by_one_command(networks, tmp_path, monkeypatch, capsys)
         "two": [f"bench.frontier toy:digits {given}"],
     }
     monkeypatch.setattr(module, "STAGES", [lanes, {"three": ["bench.tables --store {work}/../store"]}])
-    argv = ["networks.py", str(networks), "--work", str(tmp_path / "work")]
+    argv = ["networks.py", str(networks), "--work", str(tmp_path / "my work")]
     monkeypatch.setattr(sys, "argv", argv)
-    module.main()
+    with pytest.raises(SystemExit, match="True"):  # one failed
+        module.main()
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 5
     assert [line.split(":")[0] for line in told].count("one") == 3
     assert any(line.startswith("one: left out without --real: bench.fid") for line in told)
     assert any("one: failed with 2" in line for line in told)
     assert told[-1].startswith("three: done")
-    assert "unrecognized arguments: --no-such-option" in (tmp_path / "work" / "one.log").read_text()
+    assert "unrecognized arguments: --no-such-option" in (tmp_path / "my work" / "one.log").read_text()
     assert {file.name for file in (tmp_path / "store").iterdir()} == {"toy-checkerboard.jsonl", "toy-digits.jsonl"}
     monkeypatch.setattr(sys, "argv", [*argv, "--minutes", "0"])
-    module.main()
+    with pytest.raises(SystemExit, match="False"):
+        module.main()
     assert capsys.readouterr().out.count("left out for want of time") == 4
+
+
+def test_that_command_can_be_interrupted(networks, tmp_path):
+    """Neither the line that runs nor those after it keep it."""
+    wait = "timeit -n 1 -r 1 -s 'import time' 'time.sleep(60)'"
+    code = (
+        f"from bench import networks; networks.STAGES = [dict(a=[{wait!r}, {wait!r}], b=[{wait!r}])]; networks.main()"
+    )
+    command = [sys.executable, "-c", code, str(networks), "--work", str(tmp_path / "work")]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "work" / "b.log").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(2)
+    os.killpg(running.pid, signal.SIGINT)
+    told, _ = running.communicate(timeout=30)
+    assert running.returncode != 0
+    assert sorted(line.split(":")[0] for line in told.splitlines()) == ["a", "b"]
 
 
 def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,6 +54,21 @@ def forbid(monkeypatch, *names):
     """What must not be reached."""
     for name in names:
         monkeypatch.setattr(name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+
+
+def test_a_cell_that_does_not_fit_on_the_disk_is_no_cell(tmp_path):
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from bespoke_solvers.cells import Store
+store = Store(Path(sys.argv[1]), ("model", "method", "nfe"))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+store.add({"model": "m", "method": "x" * 2000, "nfe": 1})
+"""
+    ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert "there is no room for a cell in" in ran.stderr
+    assert not Store(tmp_path, KEY).records
 
 
 @pytest.mark.parametrize(

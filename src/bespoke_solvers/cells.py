@@ -68,8 +68,10 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{re.sub('[^A-Za-z0-9_.,=-]+', '-', str(values[0]))}.jsonl"
         cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+        line = ("\n" * cut + json.dumps(record, allow_nan=False) + "\n").encode()
         with path.open("ab", buffering=0) as file:  # in one piece, so that several processes may add to it
-            file.write(("\n" * cut + json.dumps(record, allow_nan=False) + "\n").encode())
+            if file.write(line) != len(line):
+                raise OSError(f"there is no room for a cell in {path}; make some, and give the same command again")
         self.records[values] = record
         self.say(f"{record['model']}, {record['nfe']} NFE, {record['method']}: {_in_words(record)}")
 

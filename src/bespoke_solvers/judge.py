@@ -52,7 +52,7 @@ class Judge:
 
         A solver with a fraction of their evaluations stands for them where it comes close; `by` then says which one.
         """
-        fine = portfolio.best([STAND_IN], FINE, bank.model, held_out(bank, "choose", self.seed, FEW))
+        fine = portfolio.best([STAND_IN], FINE, bank.model, held_out(bank, "report", self.seed, FEW))
         if fine is None or not fine.quality.rmse < CLOSE:
             return dict(self.solved(bank.model, bank.rtol))
         by = f"{fine.name}, {FINE} NFE, {decimals(fine.quality.rmse)} from them"

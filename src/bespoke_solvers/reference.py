@@ -17,7 +17,7 @@ from bespoke_solvers.metrics import norm, rmse
 from bespoke_solvers.precision import full_float32
 from bespoke_solvers.scale_time import Between, ScaleTime, identity, transformed_velocity
 from bespoke_solvers.schedules import Cosine, Schedule, Sech, Tanh
-from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand, map_condition
+from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand
 
 # The difference to the fourth-order solution, and the point in the middle of the step (Shampine 1986).
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
@@ -85,9 +85,8 @@ class Paths:
         """The same paths in smaller batches."""
 
         def part(of: slice) -> Paths:
-            noise = Noise(self.noise.x0[of], map_condition(lambda c: c[of], self.noise.condition))
             inner = {name: getattr(self, name)[:, of] for name in ("x", "dx", "middle")}
-            return replace(self, noise=noise, ends=Ends(self.ends.x0[of], self.ends.x1[of]), **inner)
+            return replace(self, noise=self.noise.part(of), ends=Ends(self.ends.x0[of], self.ends.x1[of]), **inner)
 
         return [part(slice(first, first + size)) for first in range(0, len(self.x1), size)]
 

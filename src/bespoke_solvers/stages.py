@@ -116,12 +116,12 @@ class Adam(Stage):
 
     def state(self) -> dict[str, Any]:
         """The optimiser's moments."""
-        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration, "parts": self.parts}
+        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
         self.optimizer.load_state_dict(state["optimizer"])
-        self.iteration, self.parts = state["iteration"], state["parts"]
+        self.iteration = state["iteration"]
 
 
 class ClosedForm(Stage):

@@ -6,6 +6,7 @@ With n evaluations of u, every method whose coefficients are scalars computes
     u_k = u(t_k, y_k)                    k = 0..n-1,    result: y_n.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -138,6 +139,4 @@ def states(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Iterator
 
 def sample(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:
     """The table's result for the starting points x0, with exactly `table.nfe` calls of u."""
-    for y in states(table, u, x0):  # noqa: B007, the last one is the result, and the others need not be kept
-        pass
-    return y
+    return deque(states(table, u, x0), maxlen=1).pop()  # the others are not kept

@@ -77,9 +77,13 @@ class Noise(NamedTuple):
     x0: Tensor
     condition: Condition
 
+    def part(self, which: slice) -> "Noise":
+        """Some of them."""
+        return Noise(self.x0[which], map_condition(lambda c: c[which], self.condition))
+
     def first(self, count: int) -> "Noise":
         """The first `count` of them."""
-        return Noise(self.x0[:count], map_condition(lambda c: c[:count], self.condition))
+        return self.part(slice(count))
 
 
 def checked(output: Any, t: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
