@@ -161,6 +161,7 @@ def test_cases_that_are_missing_are_told(tmp_path):
     assert section.checks[0].verdict == "held in the one case measured (of 2)"
     assert "for want of measurements or of samples: A solver transferred" in section.text
     assert "3 held as far as measured" in headline(results, found).sentence
+    assert headline(results, found).figure.endswith("statements held so far")
 
 
 def test_scale_is_not_expected_to_help_at_20(tmp_path):

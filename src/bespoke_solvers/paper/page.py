@@ -86,11 +86,13 @@ def headline(results: Results, found: Sequence[Relation]) -> Headline:
         f"The paper's experiments, measured again on {several}: of the {len(checked)} statements that could be "
         f"checked, the paper's and ours, {len(held)} held in every case."
     )
+    figure = f"{len(checked) - len(failed)} of {len(checked)} statements held"
     if partly := len(checked) - len(held) - len(failed):
         sentence += f" {partly} held as far as measured: cases of theirs are missing."
+        figure += " so far"
     if close := sum(all(case.held or case.clear is False for case in relation.cases) for relation in failed):
         sentence += f" Of the {len(failed)} that failed, {close} failed by no more than the noise of the figures."
-    return Headline("In short", f"{len(held)} of {len(checked)} statements held", sentence, _in_words(results))
+    return Headline("In short", figure, sentence, _in_words(results))
 
 
 def _in_words(results: Results) -> list[str]:
