@@ -167,18 +167,22 @@ def test_all_is_measured_by_one_command(networks, tmp_path, monkeypatch, capsys)
 def test_that_command_can_be_interrupted(networks, tmp_path):
     """Neither the line that runs nor those after it keep it."""
     wait = "timeit -n 1 -r 1 -s 'import time' 'time.sleep(60)'"
-    code = (
-        f"from bench import networks; networks.STAGES = [dict(a=[{wait!r}, {wait!r}], b=[{wait!r}])]; networks.main()"
-    )
-    command = [sys.executable, "-c", code, str(networks), "--work", str(tmp_path / "work")]
-    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "work" / "b.log").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(2)
-    os.killpg(running.pid, signal.SIGINT)
-    told, _ = running.communicate(timeout=30)
+    lanes = {"a": [wait, wait], "b": [wait]}
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background it is not
+    code = f"{heard}; from bench import networks; networks.STAGES = [{lanes!r}]; networks.main()"
+    command = [sys.executable, "-c", code, networks, "--work", tmp_path / "work"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "work" / "b.log").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            time.sleep(2)
+            os.killpg(running.pid, signal.SIGINT)
+            told, _ = running.communicate(timeout=30)
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
     assert running.returncode != 0
     assert sorted(line.split(":")[0] for line in told.splitlines()) == ["a", "b"]
 
