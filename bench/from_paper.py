@@ -8,7 +8,7 @@ import argparse
 import re
 from pathlib import Path
 
-from bench.frontier import adam_budget
+from bench.frontier import adam_budget, cost
 from bench.store import Store
 from bespoke_solvers import cells
 from bespoke_solvers.cells import Record
@@ -30,7 +30,6 @@ def converted(paper: cells.Store, error: Record) -> Record:
     about = paper.get(error | {"measured": "model", "method": EXACT, "nfe": 0, "budget": ""})
     if not (fitted and about):
         raise SystemExit(f"the fit or the model is not among the cells of {error}")
-    spent = fitted["evaluations"]
     return {
         "model": error["model"],
         "method": METHODS[error["method"]],
@@ -39,7 +38,7 @@ def converted(paper: cells.Store, error: Record) -> Record:
         **{name: error[name] for name in ("samples", "tolerance", "rmse", "psnr")},
         **{name: about[name] for name in ("reference_evaluations", "reference_error")},
         "choose": choose,
-        "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
+        "cost": cost(fitted["evaluations"]),
         **{name: fitted[name] for name in KEPT},
     }
 

@@ -54,6 +54,11 @@ def adam_budget(paths: int, steps: int, learning_rate: float) -> str:
     return f"{paths} paths, {steps} steps" + ("" if learning_rate == 2e-3 else f" at {learning_rate:g}")
 
 
+def cost(spent: dict[str, int]) -> int:
+    """What a fit took in evaluations; a backward pass counts as two more."""
+    return spent["reference"] + spent["forward"] + 2 * spent["backward"]
+
+
 class Frontier:
     """One model, its exact samples, and the solvers on it."""
 
@@ -210,7 +215,7 @@ class Frontier:
             **self.quality(solver.table),
             "choose": solver.fit["validation_paths"],
             "evaluations": spent,
-            "cost": spent["reference"] + spent["forward"] + 2 * spent["backward"],
+            "cost": cost(spent),
             "seconds": round(seconds, 1),
             "best_iteration": best,
             **more,

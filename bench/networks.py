@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import Formatter
 
+from bench.from_paper import METHODS
+from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, REFINED, TRANSFERRED
 from bench.models import PATHS, link
 from bespoke_solvers.adapters.diffusers import TRAINING
 from bespoke_solvers.dedicated import NAMES
@@ -23,12 +25,12 @@ FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {lef
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 128"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 EVERY = "--nfe 10 8 6 5 4 16 20"
-DEDICATED = f"--method {' '.join(NAMES)}"
-OURS = "--method 'ns, closed form' 'ns, projection' 'ns, default'"
-END_POINT = "--method 'rk1-bespoke, end point' 'rk2-bespoke, end point'"
-BOUND = "--method 'rk1-bespoke, bound' 'rk2-bespoke, bound' --adam 150 --learning-rate 2e-2"
-BNS = "--method 'bns from euler' --learning-rate 1e-3"
-HALF = "--method unipc ipndm 'ns, fitted in float32' 'ns, fitted in float32, then here' 'ns, default'"
+DEDICATED = f"--method {shlex.join(NAMES)}"
+OURS = f"--method {shlex.join(CHAIN)}"
+END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
+BOUND = f"--method {shlex.join(METHODS.values())} --adam 150 --learning-rate 2e-2"
+BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
+HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
 PAPER = (
     "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
@@ -46,7 +48,7 @@ def _unguided(name: str, *bns: int) -> list[str]:
         f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
         "bench.from_paper bench/results/paper",
         f"{UNGUIDED} {name} {EVERY} {BOUND}",
-        *(f"{UNGUIDED} {name} --nfe 8 10 {BNS} --adam {steps}" for steps in bns),
+        *(f"{UNGUIDED} {name} --nfe 8 10 {BY_ADAM} --adam {steps}" for steps in bns),
         f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
     ]
 
@@ -107,8 +109,8 @@ STAGES: list[dict[str, list[str]]] = [
 class Runner:
     """Runs the lanes, as long as there is time and nobody interrupts; `failures` counts the lines that failed."""
 
-    def __init__(self, given: Mapping[str, object], work: Path, minutes: float) -> None:
-        self.given, self.work, self.until = given, work, time.monotonic() + 60 * minutes
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.given, self.until = vars(options), time.monotonic() + 60 * options.minutes
         self.failures, self.interrupted = 0, threading.Event()
 
     def stage(self, lanes: Mapping[str, Sequence[str]]) -> None:
@@ -135,7 +137,7 @@ class Runner:
                 print(f"{name}: left out {why}: {line}", flush=True)
                 continue
             arguments = [part.format(left=f"{left:.1f}", **self.given) for part in shlex.split(line)]
-            started, log = time.monotonic(), self.work / f"{name}.log"
+            started, log = time.monotonic(), self.given["work"] / f"{name}.log"
             with log.open("a") as file:
                 command = [sys.executable, "-m", *arguments]
                 code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
@@ -156,7 +158,7 @@ def main() -> None:
     for name in PATHS:
         if not (options.work / "folders" / name / TRAINING).exists():
             link(options.models / name, options.work / "folders" / name)
-    runner = Runner(vars(options), options.work, options.minutes)
+    runner = Runner(options)
     for lanes in STAGES:
         runner.stage(lanes)
     raise SystemExit(bool(runner.failures))

@@ -188,7 +188,7 @@ def test_benchmarks_have_the_options_that_the_pages_give_them(monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     found = commands(r"python -m bench\.")
-    assert len(found) > 5
+    assert len(found) > 6
     for line in found:
         _, _, module, *arguments = shlex.split(line)
         monkeypatch.setattr(sys, "argv", [module, *arguments])
