@@ -106,6 +106,10 @@ STAGES: list[dict[str, list[str]]] = [
 ]
 
 
+def _say(told: str) -> None:
+    print(f"{told}\n", end="", flush=True)  # in one piece: `print` writes the end by itself, after another lane's line
+
+
 class Runner:
     """Runs the lanes, as long as there is time and nobody interrupts; `failures` counts the lines that failed."""
 
@@ -134,7 +138,7 @@ class Runner:
                 return
             if lacking or left <= 0:
                 why = f"without {' and '.join(lacking)}" if lacking else "for want of time"
-                print(f"{name}: left out {why}: {line}", flush=True)
+                _say(f"{name}: left out {why}: {line}")
                 continue
             arguments = [part.format(left=f"{left:.1f}", **self.given) for part in shlex.split(line)]
             started, log = time.monotonic(), self.given["work"] / f"{name}.log"
@@ -143,7 +147,7 @@ class Runner:
                 code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
             self.failures += code != 0
             told = "done" if code == 0 else f"failed with {code}, see {log},"
-            print(f"{name}: {told} after {time.monotonic() - started:.0f} s: {line}", flush=True)
+            _say(f"{name}: {told} after {time.monotonic() - started:.0f} s: {line}")
 
 
 def main() -> None:
