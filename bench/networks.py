@@ -40,7 +40,7 @@ FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
 
-def _unguided(name: str, *bns: int) -> list[str]:
+def _unguided(name: str) -> list[str]:
     return [
         f"{UNGUIDED} {name} {EVERY} {OURS}",
         f"{UNGUIDED} {name} {EVERY} {DEDICATED}",
@@ -48,36 +48,47 @@ def _unguided(name: str, *bns: int) -> list[str]:
         f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
         "bench.from_paper bench/results/paper",
         f"{UNGUIDED} {name} {EVERY} {BOUND}",
-        *(f"{UNGUIDED} {name} --nfe 8 10 {BY_ADAM} --adam {steps}" for steps in bns),
         f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
     ]
+
+
+def _guided(name: str) -> list[str]:
+    return [f"{GUIDED} {name} --nfe 10 8 5 {methods}" for methods in (OURS, DEDICATED, END_POINT, BOUND)]
+
+
+def _by_adam(nfe: int) -> list[str]:
+    """Until it rests: each line goes on from the one before."""
+    return [f"{UNGUIDED} cifar10-fm-ot --nfe {nfe} {BY_ADAM} --adam {steps}" for steps in (600, 1000, 1500, 2000)]
 
 
 STAGES: list[dict[str, list[str]]] = [
     {
         "fm-ot": [
-            *_unguided("cifar10-fm-ot", 600, 1000, 1500, 2000),
-            f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
+            *_unguided("cifar10-fm-ot"),
+            f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 {HALF}",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 400 --learning-rate 1e-2",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
-            f"{UNGUIDED} cifar10-fm-ot --nfe 5 10 --paths 128 --method 'ns, default'",
-            f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 --paths 128 {HALF}",
+            *(
+                f"{UNGUIDED} cifar10-fm-ot --nfe 4 --paths {paths} --method '{DEFAULT}' --store bench/results/paths"
+                for paths in (64, 128, 256, 512, 1024)
+            ),
         ],
+        "bns-8": _by_adam(8),
+        "bns-10": _by_adam(10),
         "eps-vp": [
-            *_unguided("cifar10-eps-vp", 150),
+            *_unguided("cifar10-eps-vp"),
+            f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150",
             f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 8,10,16,20 --only fig:bes_vs_edm",
         ],
-        "guided": [
-            f"{GUIDED} cifar10-fm-ot@w2 cifar10-fm-ot@w4 --nfe 10 8 5 {methods}"
-            for methods in (OURS, DEDICATED, END_POINT, BOUND)
-        ],
+        "w2": _guided("cifar10-fm-ot@w2"),
+        "w4": _guided("cifar10-fm-ot@w4"),
     },
     {
         "fine": [
             f"{UNGUIDED} {' '.join(PATHS)} --store bench/results/fine --nfe 60 --method ipndm",
             *(
                 f"{FID} {name} --frontier bench/results/fine --nfe 60 --method ipndm"
-                for name in ("cifar10-eps-vp@bfloat16", "cifar10-fm-ot@bfloat16", "cifar10-fm-ot")
+                for name in ("cifar10-eps-vp@bfloat16", "cifar10-fm-ot@bfloat16", "cifar10-fm-ot", "cifar10-eps-vp")
             ),
             f"{FID} cifar10-fm-ot@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
             f"{FID} cifar10-eps-vp@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
@@ -86,12 +97,12 @@ STAGES: list[dict[str, list[str]]] = [
             f"{FID} {name} {nfe} --method {methods}"
             for name in PATHS
             for nfe, methods in (
-                ("--nfe 4 5 6 8 10 16 20", "'ns, default'"),
+                ("--nfe 4 5 6 8 10 16 20", f"'{DEFAULT}'"),
                 ("--nfe 6 8 10 16 20", "midpoint 'rk2-bespoke, end point' 'rk2-bespoke, bound'"),
             )
         ],
         "exact": [
-            f"{FID} cifar10-fm-ot --nfe 6 --method 'ns, default' --samples 50000",
+            f"{FID} cifar10-fm-ot --nfe 6 --method '{DEFAULT}' --samples 50000",
             f"{FID} cifar10-fm-ot --method dopri5 --tolerance 1e-4",
         ],
     },
@@ -100,6 +111,7 @@ STAGES: list[dict[str, list[str]]] = [
             f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only fig_a:transferred_ablation",
             f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only tab:cifar10_a --fid-samples 10000 "
             "--real {real} --inception {weights}",
+            f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
             f"{PAPER} {' '.join(FOLDERS.values())} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
         ],
     },
@@ -129,25 +141,29 @@ class Runner:
                 raise
 
     def lane(self, name: str, lines: Sequence[str]) -> None:
-        """One line after another; one that lacks a file, or comes too late, is left out, and that is said."""
-        for line in lines:
-            left = (self.until - time.monotonic()) / 60
-            named = {field for _, field, _, _ in Formatter().parse(line) if field}
-            lacking = [f"--{field}" for field in sorted(named - {"left"}) if self.given.get(field) is None]
-            if self.interrupted.is_set():
-                return
-            if lacking or left <= 0:
-                why = f"without {' and '.join(lacking)}" if lacking else "for want of time"
-                _say(f"{name}: left out {why}: {line}")
-                continue
-            arguments = [part.format(left=f"{left:.1f}", **self.given) for part in shlex.split(line)]
-            started, log = time.monotonic(), self.given["work"] / f"{name}.log"
-            with log.open("a") as file:
-                command = [sys.executable, "-m", *arguments]
-                code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
-            self.failures += code != 0
-            told = "done" if code == 0 else f"failed with {code}, see {log},"
-            _say(f"{name}: {told} after {time.monotonic() - started:.0f} s: {line}")
+        """One line after another, those that failed once more: the lanes share the memory of a GPU."""
+        again = [line for line in lines if not self.line(name, line)]
+        self.failures += sum(not self.line(name, line) for line in again)
+
+    def line(self, name: str, line: str) -> bool:
+        """Whether a line did not fail; one that lacks a file, or comes too late, is left out, and that is said."""
+        left = (self.until - time.monotonic()) / 60
+        named = {field for _, field, _, _ in Formatter().parse(line) if field}
+        lacking = [f"--{field}" for field in sorted(named - {"left"}) if self.given.get(field) is None]
+        if self.interrupted.is_set():
+            return True
+        if lacking or left <= 0:
+            why = f"without {' and '.join(lacking)}" if lacking else "for want of time"
+            _say(f"{name}: left out {why}: {line}")
+            return True
+        arguments = [part.format(left=f"{left:.1f}", **self.given) for part in shlex.split(line)]
+        started, log = time.monotonic(), self.given["work"] / f"{name}.log"
+        with log.open("a") as file:
+            command = [sys.executable, "-m", *arguments]
+            code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+        told = "done" if code == 0 else f"failed with {code}, see {log},"
+        _say(f"{name}: {told} after {time.monotonic() - started:.0f} s: {line}")
+        return code == 0
 
 
 def main() -> None:
@@ -157,6 +173,8 @@ def main() -> None:
     parser.add_argument("--real", type=Path, help="a folder of `bespoke data`, for FID")
     parser.add_argument("--weights", type=Path, help="those of the usual Inception, for FID")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after that time")
+    every = [name for lanes in STAGES for name in lanes]
+    parser.add_argument("--lane", nargs="+", choices=every, default=every, help="only these; by default all")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for name in PATHS:
@@ -164,7 +182,8 @@ def main() -> None:
             link(options.models / name, options.work / "folders" / name)
     runner = Runner(options)
     for lanes in STAGES:
-        runner.stage(lanes)
+        if chosen := {name: lines for name, lines in lanes.items() if name in options.lane}:
+            runner.stage(chosen)
     raise SystemExit(bool(runner.failures))
 
 
