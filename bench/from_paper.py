@@ -35,7 +35,7 @@ def converted(paper: cells.Store, error: Record) -> Record:
         "method": METHODS[error["method"]],
         **{name: error[name] for name in ("nfe", "seed")},
         "budget": adam_budget(paths, steps, rate),
-        **{name: error[name] for name in ("samples", "tolerance", "rmse", "psnr")},
+        **{name: error[name] for name in ("samples", "tolerance", "rmse", "psnr", "rmse_se")},
         **{name: about[name] for name in ("reference_evaluations", "reference_error")},
         "choose": choose,
         "cost": cost(fitted["evaluations"]),

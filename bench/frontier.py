@@ -167,9 +167,9 @@ class Frontier:
         return found and {"name": found.name, "used": used, **self.quality(found.table)}
 
     def quality(self, table: Table) -> dict[str, Any]:
-        """RMSE and PSNR on the reporting set."""
+        """RMSE, its standard error, and PSNR on the reporting set."""
         return {
-            **self.report.quality(table, self.model).figures(),
+            **self.report.figures(self.report.sample(table, self.model)),
             "reference_evaluations": self.report.evaluations,
             "reference_error": self.report.own_error,
         }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bespoke_solvers
-from bespoke_solvers import dedicated, fitting, toy
+from bespoke_solvers import dedicated, families, fitting, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.description import apart, describe
 from bespoke_solvers.evaluation import held_out
@@ -144,8 +144,7 @@ def test_unknown_words_for_paths_are_named(model, bank):
 
 
 def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
-    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 32, 1))
-    monkeypatch.setattr(fitting, "NUMBERS", 2 * 32)
+    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 8, 1))  # 32 paths where samples are small
     options = {name: value for name, value in SMALL.items() if name != "paths"}
     solver = fit(model, bank, effort="high", **options)
     assert solver.fit["objective"] == "projection"
@@ -169,7 +168,8 @@ def test_more_effort_is_more_work():
 def test_small_samples_are_taken_in_larger_numbers(model, shape, count):
     shaped = dataclasses.replace(model, shape=shape)
     assert fitting.enough(shaped, 64) == count
-    assert fitting.enough(shaped, 500) == 500
+    assert fitting.paths_of(shaped, families.make("ns", 4), "high") == 4 * count
+    assert fitting.paths_of(shaped, families.make("rk2", 4), None) == 256
 
 
 def test_evaluations_are_accounted_for(model):

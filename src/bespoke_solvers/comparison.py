@@ -101,7 +101,7 @@ def compare(
     for name, table in tqdm(jobs, desc="methods", disable=not progress):
         x1 = report.sample(table, bank.model)
         shown[name, table.nfe] = x1[: gallery.most(bank.model)].clone()  # the others need not be kept
-        figures = report.quality_of(x1).figures() | {"rmse_se": report.standard_error(x1)}
+        figures = report.figures(x1)
         if judge and figures["rmse"] is not None and figures["psnr"] is not None:
             figures |= judge.table(table, bank.model)
         grid = (grids or {}).get((name, table.nfe))

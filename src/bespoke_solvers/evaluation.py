@@ -65,6 +65,10 @@ class HeldOut:
         """RMSE and PSNR of samples from this noise."""
         return Quality(rmse(x1, self.x1), psnr(x1, self.x1))
 
+    def figures(self, x1: Tensor) -> dict[str, float | None]:
+        """RMSE, its standard error and PSNR of samples from this noise, for a file: None where some went astray."""
+        return self.quality_of(x1).figures() | {"rmse_se": self.standard_error(x1)}
+
     def standard_error(self, x1: Tensor) -> float | None:
         """That of the RMSE, as the mean of each sample's; None for one sample, or where some went astray."""
         spread = mse(x1, self.x1).sqrt().std().item() / math.sqrt(len(x1)) if len(x1) > 1 else math.nan

@@ -50,7 +50,7 @@ EFFORTS = {
 }
 PAPER = Effort("bound", 256, STEPS["bound"])
 VALIDATION_PATHS = 64
-NUMBERS, MOST = 2**14, 256  # in all samples together, and samples, that are enough by themselves
+FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples, and how many times as many at most
 HARMLESS = 1e-4  # an error of the reference that no one sees
 IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
 PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
@@ -219,14 +219,15 @@ def fit(
     return _solver(learner, model, description, report, settings | course)
 
 
-def enough(model: Model, least: int) -> int:
-    """How many samples to fit to or judge by: more than `least` where a sample has few numbers (see `NUMBERS`)."""
-    return max(least, min(-(-NUMBERS // math.prod(model.shape)), MOST))
+def enough(model: Model, count: int) -> int:
+    """How many samples to fit to or judge by: up to four times as many where a sample has few numbers (see `FEW`)."""
+    return math.ceil(count * min(max(FEW / math.prod(model.shape), 1), MOST))
 
 
 def paths_of(model: Model, family: Family, effort: str | None) -> int:
-    """How many exact paths a fit solves where nothing else is said."""
-    return enough(model, _default(family, effort).paths)
+    """How many exact paths a fit solves where nothing else is said; the paper's families have few numbers to fit."""
+    default = _default(family, effort)
+    return default.paths if default is PAPER else enough(model, default.paths)
 
 
 def stages_of(

@@ -15,7 +15,7 @@ from torch import Tensor
 from bespoke_solvers.schedules import DiscreteVP, Schedule
 from bespoke_solvers.velocity import Model
 
-Grid = Callable[..., Tensor]  # (model, n) -> n times; (model, n, sigma_min) where there is a cut-off
+Grid = Callable[..., Tensor]  # (model, n, *numbers) -> n times
 
 SIGMA_MAX, SIGMA_MIN, RHO = 80.0, 0.002, 7.0
 
@@ -61,34 +61,48 @@ def _levels(model: Model, sigma_min: float) -> tuple[float, float]:
     return most, max(least, sigma_min)
 
 
-WITH_CUT_OFF: dict[str, Grid] = {"log-snr": log_snr, "karras": karras}
-GRIDS: dict[str, Grid] = {"uniform": uniform, "quadratic": quadratic, "trailing": trailing} | WITH_CUT_OFF
+def straight(model: Model, n: int, p: float = 1.0, q: float = 1.0) -> Float[Tensor, " n"]:
+    """Equal steps in r = alpha / (alpha + sigma), the more of them at the noise the larger p, at the data the larger q."""
+    if not (math.isfinite(p) and p > 0 and math.isfinite(q) and q > 0):
+        raise ValueError(f"the powers of the grid straight must be positive, got {p:g} and {q:g}")
+    return warp(model, n, 0.0, p, q)
+
+
+GRIDS: dict[str, Grid] = {
+    "uniform": uniform,
+    "quadratic": quadratic,
+    "trailing": trailing,
+    "log-snr": log_snr,
+    "karras": karras,
+    "straight": straight,
+}
+EXAMPLES = {"log-snr": "log-snr:0.03", "karras": "karras:0.03", "straight": "straight:1.5:2"}  # those with numbers
 
 
 def parse(name: str) -> tuple[Grid, list[float]]:
-    """The grid of a name such as `uniform` or `karras:0.03`, and its cut-off where there is one."""
-    shape, colon, cut_off = name.partition(":")
+    """The grid of a name such as `uniform` or `karras:0.03`, and its numbers: a cut-off, or the powers of `straight`."""
+    shape, *given = name.split(":")
     if shape not in GRIDS:
         raise ValueError(f"unknown grid {name!r}; expected one of {', '.join(GRIDS)}")
-    if not colon:
-        return GRIDS[shape], []
     try:
-        if shape in WITH_CUT_OFF:
-            return GRIDS[shape], [float(cut_off)]
+        numbers = [float(number) for number in given]
     except ValueError:
-        pass
-    raise ValueError(f"grid {name!r}: expected {shape}" + f" or {shape}:0.03, say" * (shape in WITH_CUT_OFF))
+        numbers = [math.nan] * len(given)
+    example = EXAMPLES.get(shape, "")
+    if len(given) not in (0, example.count(":")) or any(map(math.isnan, numbers)):
+        raise ValueError(f"grid {name!r}: expected {shape}" + f" or {example}, say" * bool(example))
+    return GRIDS[shape], numbers
 
 
 def grid(name: str, model: Model, n: int) -> Float[Tensor, " n"]:
-    """n times of the named grid: `uniform`, say, or `karras:0.03` with its own sigma_min.
+    """n times of the named grid: `uniform`, say, or `karras:0.03` with its own sigma_min, or `straight:1.5:2`.
 
     They are float32 numbers in float64, so that no cast can move one across an index of a discrete schedule.
     """
-    shape, cut_off = parse(name)
+    shape, numbers = parse(name)
     if n < 1:
         raise ValueError(f"a grid needs at least one time, got n = {n}")
-    times = shape(model, n, *cut_off).clamp(model.t_lo, model.t_hi)
+    times = shape(model, n, *numbers).clamp(model.t_lo, model.t_hi)
     times = torch.cat([times.new_tensor([model.t_lo]), times[1:]]).float().double()
     if not bool((times.diff() > 0).all() and model.schedule(times[-1]).sigma > 0):
         raise ValueError(f"the grid {name} has no {n} different times in the domain {model.domain}; take fewer")

@@ -141,8 +141,7 @@ class Lab:
 
     def figures(self, table: Table) -> Record:
         """RMSE and PSNR of a table on the reporting set, and the standard error of the first."""
-        x1 = self.report.sample(table, self.model)
-        return self.report.quality_of(x1).figures() | {"rmse_se": self.report.standard_error(x1)}
+        return self.report.figures(self.report.sample(table, self.model))
 
     def fid(self, method: str, nfe: int, judge: Judge) -> None:
         """FID and KID of a method whose samples are finite."""
