@@ -123,11 +123,11 @@ def _say(told: str) -> None:
 
 
 class Runner:
-    """Runs the lanes, as long as there is time and nobody interrupts; `failures` counts the lines that failed."""
+    """Runs the lanes, as long as there is time and nobody interrupts; `failed` are the lines that failed."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.given, self.until = vars(options), time.monotonic() + 60 * options.minutes
-        self.failures, self.interrupted = 0, threading.Event()
+        self.failed, self.interrupted = list[str](), threading.Event()
 
     def stage(self, lanes: Mapping[str, Sequence[str]]) -> None:
         """The lanes side by side."""
@@ -143,7 +143,7 @@ class Runner:
     def lane(self, name: str, lines: Sequence[str]) -> None:
         """One line after another, those that failed once more: the lanes share the memory of a GPU."""
         again = [line for line in lines if not self.line(name, line)]
-        self.failures += sum(not self.line(name, line) for line in again)
+        self.failed += [line for line in again if not self.line(name, line)]
 
     def line(self, name: str, line: str) -> bool:
         """Whether a line did not fail; one that lacks a file, or comes too late, is left out, and that is said."""
@@ -184,7 +184,7 @@ def main() -> None:
     for lanes in STAGES:
         if chosen := {name: lines for name, lines in lanes.items() if name in options.lane}:
             runner.stage(chosen)
-    raise SystemExit(bool(runner.failures))
+    raise SystemExit(bool(runner.failed))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ import torch
 from bespoke_solvers import reference, toy
 from bespoke_solvers.bank import Bank, BankFullError
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.files import write_atomically
 from bespoke_solvers.metrics import psnr, rmse
 from bespoke_solvers.schedules import VP
 from bespoke_solvers.table import sample
@@ -38,6 +40,27 @@ def test_a_batch_is_solved_once_and_comes_back_whole(model, counter, tmp_path, w
         assert torch.equal(paths.at(t).x, exact.at(t).x)
         assert torch.equal(paths.x1, exact.x1)
         assert paths.evaluations == exact.evaluations
+
+
+@pytest.mark.parametrize("first", ["samples", "paths"])
+def test_ends_of_fitting_paths_are_kept_apart_from_them(model, tmp_path, first):
+    """To see whether a fit is better on its own paths than on others."""
+    bank = Bank(model, tmp_path, batch_size=4)
+    if first == "paths":
+        bank.paths(0, 0)
+    _, x1, _ = bank.samples("fit", 0, 0)
+    assert torch.equal(x1, bank.paths(0, 0).x1)
+
+
+def test_threads_can_write_one_file(tmp_path):
+    def write(number):
+        for _ in range(50):
+            write_atomically(tmp_path / "file", bytes([number]) * 1000)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    assert len(set((tmp_path / "file").read_bytes())) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_eps_vp_paths_survive_the_folder(tmp_path):
@@ -85,6 +108,16 @@ def test_a_bank_of_another_model_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"batch_size 4 \(here 8\)"):
         Bank(model, tmp_path, batch_size=8)
     assert Bank(model, tmp_path, batch_size=4).batch_size == 4
+
+
+def test_domains_that_differ_near_the_data_are_others(tmp_path):
+    def model(end):
+        return Model(lambda t, x: -x, (2,), VP(), prediction="flow", domain=(0.0, end))
+
+    Bank(model(1 - 1e-4), tmp_path, batch_size=4)
+    Bank(model(1 - 1e-4), tmp_path, batch_size=4)
+    with pytest.raises(ValueError, match="domain"):
+        Bank(model(1 - 1e-5), tmp_path, batch_size=4)
 
 
 def test_rounding_does_not_make_another_model(model, tmp_path):

@@ -260,6 +260,9 @@ def test_unfit_models_are_refused(digits):
     broken = dataclasses.replace(digits, velocity=lambda t, x: x * torch.nan)
     with pytest.raises(ValueError, match="samples from 0 on are not finite"):
         next(samples(EULER, [broken], 8))
+    undecodable = dataclasses.replace(digits, decode=lambda x: x.half() * 1e6 * 0)
+    with pytest.raises(ValueError, match="samples from 0 on are not finite; .* its decoder"):
+        next(samples(EULER, [undecodable], 8))
 
 
 def test_more_evaluations_come_closer_to_the_model(digits):

@@ -45,6 +45,15 @@ def test_uniform_and_quadratic():
     torch.testing.assert_close(grid("quadratic", on, 3), expected, rtol=0, atol=1e-7)
 
 
+def test_straight_is_even_where_every_path_is_as_straight_as_that_of_flows():
+    flow, vp = model_on(CondOT()), model_on(VP())
+    torch.testing.assert_close(grid("straight", flow, 4), grid("uniform", flow, 4), rtol=0, atol=1e-6)
+    r = straightness(vp.schedule, grid("straight", vp, 4))
+    torch.testing.assert_close(r.diff(), r.diff().mean().expand(3), rtol=1e-4, atol=0)
+    assert (grid("straight:2:1", flow, 4) <= grid("uniform", flow, 4)).all(), "more at the noise"
+    assert (grid("straight:1:2", flow, 4) >= grid("uniform", flow, 4)).all(), "more at the data"
+
+
 def test_quadratic_never_passes_the_end_of_the_domain():
     model = model_on(DISCRETE)
     assert grid("quadratic", model, 300)[-1] < model.t_hi
@@ -106,6 +115,8 @@ def test_unknown_names_are_answered_with_the_known_ones(name):
         ("karras:0", "must lie between 0 and 80, got 0"),
         ("log-snr:100", "must lie between 0 and 80, got 100"),
         ("log-snr:nan", "must lie between 0 and 80, got nan"),
+        ("straight:2", "'straight:2': expected straight or straight:1.5:2, say"),
+        ("straight:2:0", "must be positive, got 2 and 0"),
     ],
 )
 def test_a_wrong_cut_off_is_refused(name, named):

@@ -58,7 +58,7 @@ def test_a_solver_stands_for_the_exact_samples_where_it_comes_close(model, real,
     assert "60 NFE" in in_words(found)
     spent = counter.evaluations
     found = judge.exact(bank)
-    assert counter.evaluations - spent == 60 * (192 + 32 * len(portfolio.variants("ipndm", 60, model)))
+    assert counter.evaluations - spent == 60 * (192 + 32 + 32 * len(portfolio.variants("ipndm", 60, model)))
     monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 1e-9)
     assert judge.exact(bank) == solved
     assert in_words(solved) == f"{solved['fid']:.2f}"
@@ -109,6 +109,21 @@ def test_a_table_that_went_astray_has_no_fid(real):
     assert found.rows[0]["rmse"] is None
     assert "fid" not in found.rows[0]
     assert comparison.as_text(found).count("went astray") == 2
+    few = Judge(real, features, count=16, noise_set="choose")
+    assert few.fid(type(far)(far.t, far.a * 1e39, far.b), wild) == float("inf")
+
+
+def test_samples_that_only_fid_meets_astray_leave_the_rest_of_a_comparison(model, real):
+    class Unlucky(Judge):
+        def table(self, table, model):
+            if table.nfe == 2:
+                raise fid.AstrayError("samples from 5000 on are not finite")
+            return super().table(table, model)
+
+    tables = {"rk2": [baseline("midpoint", nfe).on(model) for nfe in (2, 4)]}
+    found = comparison.compare(Bank(model, batch_size=8), tables, 0, 8, judge=Unlucky(real, features, count=16))
+    assert ["fid" in row for row in found.rows] == [False, True]
+    assert comparison.as_text(found)
 
 
 @pytest.fixture

@@ -322,3 +322,17 @@ def test_offloaded_networks_give_the_same(tmp_path, name, offload):
     expected, found = (model.bind(numbers)(t, x) for model in models)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(models[1].pictures(x), models[0].pictures(x), rtol=1e-3, atol=1e-3)
+
+
+def test_an_sdxl_autoencoder_in_float16_decodes_in_float32():
+    """In float16 its numbers overflow; diffusers' own pipeline does the same."""
+    pipe = tiny.stable_diffusion_xl()
+    pipe.vae.register_to_config(force_upcast=True)
+    model = as_model(pipe, PROMPTS, guidance=2.0, size=SIZE)
+    x = model.noise([0]).x0
+    expected = model.pictures(x)
+    pipe.vae.half()
+    model, seen = as_model(pipe, PROMPTS, guidance=2.0, size=SIZE), []
+    pipe.vae.decoder.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    torch.testing.assert_close(model.pictures(x), expected, rtol=2e-2, atol=2e-2)
+    assert (seen, pipe.vae.dtype) == ([torch.float32], torch.float16)

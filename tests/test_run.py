@@ -1,6 +1,7 @@
 """The course of a fit: what is kept of its stages, and how it goes on after an interruption."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -196,6 +197,15 @@ def test_a_rating_of_ones_own_decides(model, bank):
         assert rated.fit["best_iteration"] == iterations[2], "the first of two equals"
         torch.testing.assert_close(rated.table.b, tables[2].b)
     assert spent[7] - spent[0] == 7 * 3 * len(ratings)
+
+
+def test_ratings_that_are_no_numbers_never_win(model, bank, tmp_path):
+    given = iter([math.nan, math.inf, 2.0, math.nan, 1.0, *[math.inf] * 9])
+    rated = fit(model, bank, rate=lambda table, model: next(given), **CHAINED)
+    iterations, ratings = zip(*rated.fit["ratings"], strict=True)
+    assert list(ratings[:5]) == [None, None, 2.0, None, 1.0]
+    assert rated.fit["best_iteration"] == iterations[4]
+    rated.save(tmp_path / "solver.json")  # JSON knows neither
 
 
 def test_a_rated_fit_goes_on_with_its_ratings(model, bank, tmp_path):

@@ -110,7 +110,7 @@ class Bank:
             paths = self._solve(noise)
             return {"x1": paths.x1, "evaluations": torch.tensor(paths.evaluations)}
 
-        kept = self._keep(f"{noise_set}-{seed}-{index:06d}", make)
+        kept = self._keep(f"{'fit-ends' if noise_set == 'fit' else noise_set}-{seed}-{index:06d}", make)
         return noise, kept["x1"].to(self.model.device), int(kept["evaluations"])
 
     def bytes_of_paths(self, seed: int) -> int:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import dedicated, gallery, pictures, portfolio
+from bespoke_solvers import dedicated, fid, gallery, pictures, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES, FAMILIES
@@ -103,7 +104,8 @@ def compare(
         shown[name, table.nfe] = x1[: gallery.most(bank.model)].clone()  # the others need not be kept
         figures = report.figures(x1)
         if judge and figures["rmse"] is not None and figures["psnr"] is not None:
-            figures |= judge.table(table, bank.model)
+            with suppress(fid.AstrayError):
+                figures |= judge.table(table, bank.model)
         grid = (grids or {}).get((name, table.nfe))
         rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
     exact, judged = (judge.exact(bank), judge.count) if judge else ({}, 0)

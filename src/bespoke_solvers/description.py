@@ -141,6 +141,8 @@ def _quarter(x: Tensor, i: int) -> Tensor:
 def differences(kept: dict[str, Any], given: dict[str, Any], tolerance: float = 0.01) -> dict[str, tuple[Any, Any]]:
     """The fields of two descriptions that differ; the fingerprint by more than `tolerance` of x's size after a step."""
     found = {name: (kept.get(name), given[name]) for name in given if not alike(kept.get(name), given[name])}
+    if not alike(_to_data(kept), _to_data(given)):
+        found["domain"] = kept.get("domain"), given["domain"]
     was, now = kept.get("fingerprint"), given["fingerprint"]
     at_a_time = range(0, len(now), MARKS)
     if isinstance(was, list) and len(was) == len(now):
@@ -148,6 +150,12 @@ def differences(kept: dict[str, Any], given: dict[str, Any], tolerance: float = 
         if all(close(mine, theirs, tolerance * max(map(abs, theirs))) for mine, theirs in parts):
             found.pop("fingerprint", None)
     return found
+
+
+def _to_data(described: dict[str, Any]) -> list[float] | None:
+    """1 - t at the ends of the domain, where numbers that are close to 1 differ."""
+    domain = described.get("domain")
+    return [1 - t for t in domain] if isinstance(domain, list | tuple) else None
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -169,7 +177,7 @@ def _same(one: Condition, other: Condition) -> bool:
 
 def network_time(model: Model, table: Table) -> list[float] | None:
     """The network's own time at each evaluation, where the model says."""
-    return None if model.network_time is None else model.network_time(table.t.to(model.device)).tolist()
+    return None if model.network_time is None else model.network_time(table.t.to(model.device, model.dtype)).tolist()
 
 
 def in_words(name: str, was: Any, now: Any) -> str:

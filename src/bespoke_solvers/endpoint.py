@@ -13,7 +13,7 @@ from bespoke_solvers.gauss_newton import Linearised, Problem
 from bespoke_solvers.metrics import norm
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.table import Table, sample, states
-from bespoke_solvers.velocity import Model, Velocity
+from bespoke_solvers.velocity import Velocity
 
 DIRECTIONS = 16  # along which a stage's u is differentiated in each sample
 
@@ -101,9 +101,11 @@ def push_forward(
         basis, weights = main_directions(dy, directions)
         moves = [(torch.zeros_like(t[k]), direction, difference) for direction in basis]
         if dt[:, k].any():
-            moves.append((torch.ones_like(t[k]), torch.zeros_like(x0), difference / table.nfe))
+            by = difference / table.nfe
+            ahead = table.t[k].item() + by <= paths.model.t_hi  # otherwise backwards
+            moves.append((torch.ones_like(t[k]), torch.zeros_like(x0), by if ahead else -by))
             weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
-        found = [_along(paths.model, u, t[k], ys[k], us[k], *move) for move in moves]
+        found = [_along(u, t[k], ys[k], us[k], *move) for move in moves]
         along.append((torch.stack(found) if found else x0.new_empty(0, *x0.shape), weights))
     return Linearised(y_n, dy)
 
@@ -119,12 +121,12 @@ def main_directions(
     if len(spanning) > most:
         mixing = torch.randn(most, len(spanning), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         spanning = torch.einsum("rm,mbd->rbd", mixing.to(dy), spanning)
-    basis = torch.linalg.qr(spanning.permute(1, 2, 0)).Q
+    columns = spanning.permute(1, 2, 0)
+    basis = torch.linalg.qr(columns.cpu() if columns.device.type == "mps" else columns).Q.to(columns)
     return basis.permute(2, 0, 1).reshape(-1, *dy.shape[1:]), torch.einsum("mbd,bdr->mbr", vectors, basis)
 
 
-def _along(model: Model, u: Velocity, t: Tensor, y: Tensor, u_y: Tensor, dt: Tensor, dy: Tensor, by: float) -> Tensor:
-    """The derivative of u at (t, y) along (dt, dy), backwards where it would leave the domain forwards."""
+def _along(u: Velocity, t: Tensor, y: Tensor, u_y: Tensor, dt: Tensor, dy: Tensor, by: float) -> Tensor:
+    """The derivative of u at (t, y) along (dt, dy), by a difference of that size."""
     h = by / torch.maximum(norm(dy).mean(), dt.abs())
-    h = h if model.t_lo <= t + h * dt <= model.t_hi else -h
     return (u(t + h * dt, y + h * dy) - u_y) / h

@@ -28,6 +28,10 @@ Features = Callable[[Tensor], Tensor]
 Draw = Callable[[Model, Noise], Tensor]  # samples of a model from noise
 
 
+class AstrayError(ValueError):
+    """Samples that are not finite, of which there is no FID."""
+
+
 @dataclass(frozen=True)
 class Statistics:
     """What FID and KID need of a set: mean and covariance of its features in float64, and some features themselves.
@@ -148,9 +152,10 @@ def samples(
         noise = model.noise(noise_seeds(noise_set, seed, start, min(batch_size, count - start)))
         with torch.no_grad():
             x1 = sample(by, model.bind(noise.condition), noise.x0) if isinstance(by, Table) else by(model, noise)
-        if not x1.isfinite().all():
-            raise ValueError(f"samples from {start} on are not finite; check the table and the model")
-        return to_uint8(model.pictures(x1)).permute(0, 3, 1, 2)
+        pictures = model.pictures(x1)
+        if not (x1.isfinite().all() and pictures.isfinite().all()):
+            raise AstrayError(f"samples from {start} on are not finite; check the table, the model and its decoder")
+        return to_uint8(pictures).permute(0, 3, 1, 2)
 
     starts = range(0, count, batch_size)
     with (

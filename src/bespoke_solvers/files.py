@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +18,7 @@ def _opened(unfinished: Path, path: Path) -> BinaryIO:
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file so that at any moment there is the whole old one or the whole new one."""
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}.unfinished")
     try:
         with _opened(unfinished, path) as file:
             file.write(content)

@@ -62,9 +62,16 @@ class Batches(Sequence[Paths]):
     def __init__(self, bank: Bank, model: Model, seed: int, kept: int | None) -> None:
         self.bank, self.model, self.seed, self.kept = bank, model, seed, kept
         size = bank.bytes_of_paths(seed) * kept if kept else 0
-        in_memory = kept is not None and (bank.folder is None or size <= IN_MEMORY)
-        self._get = functools.lru_cache(maxsize=None if in_memory else 1)(self._make)
+        self.in_memory = kept is not None and (bank.folder is None or size <= IN_MEMORY)
+        self._read: dict[int, Paths] = {}
         self.evaluations = sum(paths.evaluations * bank.batch_size for paths in self)  # of u, for exact paths
+
+    def _get(self, index: int) -> Paths:
+        if index not in self._read:
+            if not self.in_memory:
+                self._read.clear()
+            self._read[index] = self._make(index)
+        return self._read[index]
 
     def _make(self, index: int) -> Paths:
         bank = self.bank
@@ -213,8 +220,10 @@ def fit(
         "seconds": round(run.seconds + solving, 1),
         "iterations": run.iteration,
         "best_iteration": run.best_iteration,
-        "ratings": [list(row) for row in run.ratings],
-        "history": [[x if x is not None and math.isfinite(x) else None for x in row] for row in run.history],
+        **{
+            name: [[x if x is not None and math.isfinite(x) else None for x in row] for row in rows]
+            for name, rows in (("ratings", run.ratings), ("history", run.history))
+        },
     }
     return _solver(learner, model, description, report, settings | course)
 

@@ -131,10 +131,14 @@ class GaussNewton(Stage):
         weights = sample_weights(self.errors)
         linearised = self.problem.linearise(self.theta, weights, difference)
         for (y, dy), paths, weight in zip(linearised, batches, weights, strict=True):
-            J, residual = float64(dy).flatten(2), float64(paths.x1 - y).flatten(1)
-            weighted = J * weight.to(J)[:, None]
-            H += torch.einsum("ibd,jbd->ij", weighted, J).cpu()
-            g += torch.einsum("ibd,bd->i", weighted, residual).cpu()
+            residuals, parts = paths.x1 - y, []
+            for i in range(len(y)):  # one by one: in float64 the Jacobian of a whole batch is large
+                J, residual = float64(dy[:, i]).flatten(1), float64(residuals[i]).flatten()
+                weighted = J * weight[i].to(J)
+                parts.append(weighted @ torch.cat([J, residual[None]]).T)
+            total = torch.stack(parts).sum(0).cpu()
+            H += total[:, :m]
+            g += total[:, m]
         if not (H.isfinite().all() and g.isfinite().all()):
             raise ValueError("the velocity is not finite near the solver's own points; it must be finite everywhere")
         return H, g

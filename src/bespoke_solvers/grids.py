@@ -62,7 +62,7 @@ def _levels(model: Model, sigma_min: float) -> tuple[float, float]:
 
 
 def straight(model: Model, n: int, p: float = 1.0, q: float = 1.0) -> Float[Tensor, " n"]:
-    """Equal steps in r = alpha / (alpha + sigma), the more of them at the noise the larger p, at the data the larger q."""
+    """Equal steps in r = alpha / (alpha + sigma); the larger p, the more of them at the noise, q, at the data."""
     if not (math.isfinite(p) and p > 0 and math.isfinite(q) and q > 0):
         raise ValueError(f"the powers of the grid straight must be positive, got {p:g} and {q:g}")
     return warp(model, n, 0.0, p, q)
@@ -80,18 +80,17 @@ EXAMPLES = {"log-snr": "log-snr:0.03", "karras": "karras:0.03", "straight": "str
 
 
 def parse(name: str) -> tuple[Grid, list[float]]:
-    """The grid of a name such as `uniform` or `karras:0.03`, and its numbers: a cut-off, or the powers of `straight`."""
+    """The grid of a name such as `uniform` or `karras:0.03`, and its numbers: a cut-off, or powers for `straight`."""
     shape, *given = name.split(":")
     if shape not in GRIDS:
         raise ValueError(f"unknown grid {name!r}; expected one of {', '.join(GRIDS)}")
-    try:
-        numbers = [float(number) for number in given]
-    except ValueError:
-        numbers = [math.nan] * len(given)
     example = EXAMPLES.get(shape, "")
-    if len(given) not in (0, example.count(":")) or any(map(math.isnan, numbers)):
-        raise ValueError(f"grid {name!r}: expected {shape}" + f" or {example}, say" * bool(example))
-    return GRIDS[shape], numbers
+    try:
+        if len(given) in (0, example.count(":")):
+            return GRIDS[shape], [float(number) for number in given]
+    except ValueError:
+        pass
+    raise ValueError(f"grid {name!r}: expected {shape}" + f" or {example}, say" * bool(example))
 
 
 def grid(name: str, model: Model, n: int) -> Float[Tensor, " n"]:

@@ -1,6 +1,7 @@
 """FID and KID of a model's samples by its tables, beside those of its exact samples."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,19 +45,27 @@ class Judge:
         return self._figures(self._samples(table, model))
 
     def fid(self, table: Table, model: Model) -> float:
-        """FID alone, to choose by (`fit(rate=judge.fid)`)."""
-        return fid.fid(fid.statistics(self._samples(table, model), self.features), self.real)
+        """FID alone, to choose by: `fit(rate=judge.fid)`, of a judge with the noise set `choose`.
+
+        Infinite where samples are not finite.
+        """
+        try:
+            drawn = fid.statistics(self._samples(table, model), self.features)
+        except fid.AstrayError:
+            return math.inf
+        return fid.fid(drawn, self.real)
 
     def exact(self, bank: Bank) -> dict[str, Any]:
         """Those of the exact samples from the same noise.
 
         A solver with a fraction of their evaluations stands for them where it comes close; `by` then says which one.
         """
-        fine = portfolio.best([STAND_IN], FINE, bank.model, held_out(bank, "report", self.seed, FEW))
-        if fine is None or not fine.quality.rmse < CLOSE:
+        choose, report = (held_out(bank, noise_set, self.seed, FEW) for noise_set in ("choose", "report"))
+        fine = portfolio.best([STAND_IN], FINE, bank.model, choose)
+        apart = report.quality(fine.table, bank.model).rmse if fine else math.inf
+        if fine is None or not apart < CLOSE:
             return dict(self.solved(bank.model, bank.rtol))
-        by = f"{fine.name}, {FINE} NFE, {decimals(fine.quality.rmse)} from them"
-        return self.table(fine.table, bank.model) | {"by": by}
+        return self.table(fine.table, bank.model) | {"by": f"{fine.name}, {FINE} NFE, {decimals(apart)} from them"}
 
     def solved(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples themselves."""

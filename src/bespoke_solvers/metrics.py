@@ -28,5 +28,5 @@ def decimals(error: float) -> str:
 
 def psnr(x: Float[Tensor, "b *shape"], y: Float[Tensor, "b *shape"]) -> float:
     """The mean over samples of 10 log10(4 / MSE): decibels for pictures in [-1, 1]; finite also where x equals y."""
-    floored = mse(x, y).double().clamp(min=torch.finfo(torch.float32).tiny)
+    floored = mse(x, y).cpu().double().clamp(min=torch.finfo(torch.float32).tiny)
     return (10 * (4 / floored).log10()).mean().item()

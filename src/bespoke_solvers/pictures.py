@@ -293,10 +293,10 @@ def in_plane(exact: Float[Tensor, "m *shape"], runs: Mapping[str, Sequence[Tenso
     tracks = {"exact": exact.flatten(1)} | {
         name: torch.stack([state[sample].flatten() for state in states]) for name, states in runs.items()
     }
-    points = torch.cat([*tracks.values()]).double().cpu()
+    points = torch.cat([*tracks.values()]).cpu().double()
     centre = points.mean(0)
     plane = torch.linalg.svd(points - centre, full_matrices=False).Vh[:2].T
-    flat = {name: ((track.double().cpu() - centre) @ plane).tolist() for name, track in tracks.items()}
+    flat = {name: ((track.cpu().double() - centre) @ plane).tolist() for name, track in tracks.items()}
     return {name: [[round(value, 4) for value in point] for point in track] for name, track in flat.items()}
 
 

@@ -9,7 +9,10 @@ from bespoke_solvers.schedules import DiscreteVP
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model
 
-GRIDS = ("uniform", "quadratic", "log-snr", "log-snr:0.01", "log-snr:0.05", "karras", "karras:0.01", "karras:0.05")
+GRIDS = (
+    *("uniform", "quadratic", "straight:1:1.4", "straight:1.5:2", "straight:2:2"),
+    *("log-snr", "log-snr:0.01", "log-snr:0.03", "log-snr:0.05", "karras", "karras:0.01", "karras:0.03", "karras:0.05"),
+)
 
 
 class Candidate(NamedTuple):

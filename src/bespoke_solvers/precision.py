@@ -12,17 +12,19 @@ _lock, _inside, _before = threading.Lock(), 0, list[Any]()
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """No TF32 and no autocast to half precision: they disturb an adaptive solver at a tolerance of 1e-5.
+    """No TF32, no bfloat16 inside products of float32, no autocast: they disturb an adaptive solver at 1e-5.
 
-    TF32's switches are the process's: of several threads the first turns them, and the last one turns them back.
+    The switches are the process's: of several threads the first turns them, and the last one turns them back.
     """
     global _inside, _before
+    switches: list[tuple[Any, str]]
+    exact: Any
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch 2.9 and later
-        switches = [(torch.backends.cuda.matmul, "fp32_precision"), (torch.backends.cudnn.conv, "fp32_precision")]  # type: ignore[attr-defined]
-        exact: Any = "ieee"
+        gpu = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        cpu: Any = torch.backends.mkldnn
+        switches, exact = [(where, "fp32_precision") for where in (*gpu, cpu.matmul, cpu.conv)], "ieee"
     else:
-        switches = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
-        exact = False
+        switches, exact = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")], False
     with _lock:
         if _inside == 0:
             _before = [getattr(*switch) for switch in switches]

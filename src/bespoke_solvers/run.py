@@ -106,6 +106,7 @@ class Run:
             counter = Counter(self.model.velocity)
             rating = self.rate(table, dataclasses.replace(self.model, velocity=counter))
             self.evaluations["forward"] += counter.evaluations
+            rating = math.inf if math.isnan(rating) else rating
             better = all(rating < other for _, other in self.ratings)
             self.ratings.append((self.iteration, rating))
         if better:

@@ -227,8 +227,16 @@ class DiscreteVP(Schedule):
         return 0.0, 1 - 1 / len(self.alphas_cumprod)
 
     @cached_property
-    def _knots(self) -> Tensor:
+    def _moved(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def _knots(self, device: torch.device) -> Tensor:
         """alpha, sigma and log-snr at the indices in the order of t (a log-snr of -inf replaced by the next one)."""
+        if device not in self._moved:  # once: a copy to a GPU waits for all that it has to do
+            self._moved[device] = self._values().to(device)
+        return self._moved[device]
+
+    def _values(self) -> Tensor:
         square = torch.tensor(self.alphas_cumprod[::-1], dtype=torch.float64)
         alpha, sigma = square.sqrt(), (1 - square).sqrt()
         log_snr = alpha.log() - sigma.log()
@@ -239,7 +247,7 @@ class DiscreteVP(Schedule):
         """alpha, sigma and their derivatives at t, in float64."""
         t = float64(t)
         N = len(self.alphas_cumprod)
-        alphas, sigmas, log_snrs = self._knots.to(t.device)
+        alphas, sigmas, log_snrs = self._knots(t.device)
         left = (t.detach() * N).floor().long().clamp(0, N - 2)
         slope = (log_snrs[left + 1] - log_snrs[left]) * N
         log_snr = log_snrs[left] + slope * (t - left.double() / N)
@@ -252,7 +260,7 @@ class DiscreteVP(Schedule):
         end = [1 - to_data * rise / N, -to_data * fall / N, rise.expand_as(t), fall.expand_as(t)]
         path = torch.where(t > (N - 1) / N, torch.stack(end), path)
 
-        if alphas[0] == 0:
+        if self.alphas_cumprod[-1] == 0:
             alpha = (t * N).clamp(0, 1) * alphas[1]
             sigma, d_alpha = (1 - alpha**2).sqrt(), (N * alphas[1]).expand_as(t)
             start = torch.stack([alpha, sigma, d_alpha, -alpha * d_alpha / sigma])
@@ -263,13 +271,13 @@ class DiscreteVP(Schedule):
         """Each of the three pieces, inverted."""
         log_snr = float64(log_snr)
         N = len(self.alphas_cumprod)
-        alphas, sigmas, log_snrs = self._knots.to(log_snr.device)
+        alphas, sigmas, log_snrs = self._knots(log_snr.device)
         left = (torch.searchsorted(log_snrs, log_snr.contiguous(), right=True) - 1).clamp(0, N - 2)
         left = left.clamp(min=1) if alphas[0] == 0 else left
         t = (left + (log_snr - log_snrs[left]) / (log_snrs[left + 1] - log_snrs[left])) / N
         after = 1 - 1 / (N * (sigmas[-1] * log_snr.exp() + 1 - alphas[-1]))
         t = torch.where(log_snr > log_snrs[-1], after, t)
-        if alphas[0] == 0:
+        if self.alphas_cumprod[-1] == 0:
             t = torch.where(log_snr < log_snrs[1], torch.sigmoid(2 * log_snr).sqrt() / (N * alphas[1]), t)
         return t.clamp(0, 1)
 

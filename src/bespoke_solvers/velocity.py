@@ -106,7 +106,10 @@ def map_condition(function: Callable[[Tensor], Tensor], condition: Condition) ->
 
 
 def noise_seeds(noise_set: NoiseSet, seed: int, start: int, count: int) -> list[int]:
-    """Seeds of the samples `start` to `start + count` of one of the three noise sets, which never overlap."""
+    """Seeds of the samples `start` to `start + count` of one of the three noise sets, which do not overlap.
+
+    They are hashes. Of a seed, PyTorch's generator takes 32 bits: of 50,000 samples, one may be there twice.
+    """
     names = (f"{noise_set}/{seed}/{i}" for i in range(start, start + count))
     return [int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1 for name in names]
 

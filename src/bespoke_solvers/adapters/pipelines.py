@@ -164,12 +164,22 @@ def _in_short(prompts: list[str]) -> str:
 
 
 def _decoder(vae: Any) -> Callable[[Tensor], Tensor]:
-    """Pictures of latents, one at a time."""
-    config = vae.config
+    """Pictures of latents, one at a time; in float32 where float16 is too small for the network, as in SDXL."""
+    config, dtype = vae.config, vae.dtype
+    upcast = bool(config.get("force_upcast")) and dtype == torch.float16
 
     @torch.no_grad()
     def decode(x: Tensor) -> Tensor:
-        z = x.to(vae.dtype)
+        if not upcast:
+            return decoded(x, dtype)
+        vae.to(torch.float32)
+        try:
+            return decoded(x, torch.float32)
+        finally:
+            vae.to(dtype)
+
+    def decoded(x: Tensor, dtype: torch.dtype) -> Tensor:
+        z = x.to(dtype)
         if config.get("latents_mean") and config.get("latents_std"):
             mean, std = (torch.tensor(config[name]).to(z).reshape(-1, 1, 1) for name in ("latents_mean", "latents_std"))
             z = z * std / config.scaling_factor + mean

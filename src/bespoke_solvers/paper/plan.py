@@ -22,6 +22,7 @@ RK1, RK2, RK4, DPM2, EDM = "RK1", "RK2", "RK4", "DPM-2", "EDM"
 RK1_BESPOKE, RK2_BESPOKE, NS = "RK1-Bespoke", "RK2-Bespoke", "NS (ours)"
 TIME, SCALE = "RK2-Bespoke, time only", "RK2-Bespoke, scale only"
 BASELINES = {RK1: "euler", RK2: "midpoint", RK4: "rk4", DPM2: "dpm-2", EDM: "edm-heun"}
+ON_BEST_GRID = (DPM2,)  # its usual grid is none for flows; that of EDM is what EDM is compared by
 FITS = {
     RK1_BESPOKE: Fit("rk1"),
     RK2_BESPOKE: Fit("rk2"),
