@@ -78,7 +78,8 @@ def _rounded(value: Any) -> Any:
 def _drawn(results: Results) -> "list[tuple[str, Figure]]":
     found: list[tuple[str, Figure]] = []
     for experiment in results.experiments:
-        if experiment in FILES and (figure := _curves(results, experiment)):
+        drawable = experiment in FILES and page.can_be_drawn(results, experiment)
+        if drawable and (figure := curves_of(results, experiment)):
             found.append((f"{FILES[experiment]}.png", figure))
     for model in results.models:
         name = plan.file_name(model)
@@ -93,7 +94,7 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
     return found
 
 
-def _curves(results: Results, experiment: Experiment) -> "Figure | None":
+def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
     """RMSE against NFE, a panel for each model, and below it FID where it was measured."""
     models = [model for model in results.models if results.applies(model, experiment)]
     series = {
@@ -102,9 +103,11 @@ def _curves(results: Results, experiment: Experiment) -> "Figure | None":
         for figure in ("rmse", "fid")
     }
     rows = [figure for figure in ("rmse", "fid") if any(series[model, figure] for model in models)]
-    moved = any(map(plan.source_of, (name for found in series.values() for name in found)))
-    if not rows or (experiment is plan.TRANSFER and not moved):
+    if not rows:
         return None
     titles = {model: f"{model} ({results.parameterisation(model)})" for model in models}
     grid = [[(titles[model], figure.upper(), series[model, figure]) for model in models] for figure in rows]
-    return pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)
+    figure = pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)
+    if missing := results.missing(experiment):
+        figure.supxlabel(f"not measured: {'; '.join(missing)}", fontsize=8, color=pictures.INK)
+    return figure
