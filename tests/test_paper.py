@@ -101,6 +101,7 @@ def test_the_files_are_small_and_hold_the_figures(reported):
     out, _, _ = reported
     files = [file for file in out.iterdir() if file.is_file()]
     names = {"report.html", "results.json", "ablation.png", "transfer.png", "error-vs-nfe.png", "bespoke-vs-edm.png"}
+    names |= {"toy-checkerboard-samples.png", "toy-checkerboard-vp-samples.png"}
     assert names <= {file.name for file in files}
     assert sum(file.stat().st_size for file in files) < 700_000
     content = json.loads((out / "results.json").read_text())

@@ -280,6 +280,16 @@ def test_latents_are_decoded_for_the_viewer():
     assert len(found.cells) == 1
 
 
+def test_what_a_viewer_shows_is_read_again():
+    x = torch.rand(5, 3, 4, 6) * 2 - 1
+    layout = gallery.Layout(5, 2, (4, 6))
+    assert (gallery.read(gallery.drawn(decaying((3, 4, 6)), x, layout), layout) - x).abs().max() <= 1 / 255 + 1e-6
+    points = torch.tensor([[0.5, -0.25], [torch.inf, 0]])
+    found = gallery.read(gallery.drawn(decaying((2,)), points, gallery.Layout(2, 1, None)), gallery.Layout(2, 1, None))
+    assert torch.equal(found[0], points[0])
+    assert found[1].isnan().all()
+
+
 def test_samples_that_are_no_pictures_have_no_viewer():
     assert "4 x 4 x 4 are neither pictures nor points" in shown(decaying((4, 4, 4))).html()
 

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bespoke_solvers import pictures
+from bespoke_solvers import gallery, pictures
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.paper import page, plan
+from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.relations import Relation, relations
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.report import significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("rmse", "rmse_se", "psnr", "fid", "kid", "seconds", "iterations", "best_iteration", "reference_evaluations")
+SAMPLES = "-samples.png"
 FILES = {
     plan.RK1_VS_RK2: "rk1-vs-rk2",
     plan.AGAINST_NFE: "error-vs-nfe",
@@ -34,7 +37,7 @@ def write(results: Results, folder: Path, command: str) -> list[Path]:
     write_atomically(folder / "results.json", content.encode())
     drawn = dict(_drawn(results))
     for name, figure in drawn.items():
-        pictures.save(figure, folder / name, dpi=90, colours=32)
+        pictures.save(figure, folder / name, dpi=90, colours=256 if name.endswith(SAMPLES) else 32)
     return [folder / name for name in ("report.html", "results.json", *drawn)]
 
 
@@ -83,6 +86,8 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
             found.append((f"{FILES[experiment]}.png", figure))
     for model in results.models:
         name = plan.file_name(model)
+        if plan.SAMPLES in results.experiments and page.can_be_drawn(results, plan.SAMPLES):
+            found += [(f"{name}{SAMPLES}", figure)] if (figure := samples_of(results, model)) else []
         if plan.ITERATIONS in results.experiments:
             fits = {f"{nfe} NFE": record for nfe, record in results.fits(model)}
             if fits:
@@ -111,3 +116,19 @@ def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
     if missing := results.missing(experiment):
         figure.supxlabel(f"not measured: {'; '.join(missing)}", fontsize=8, color=pictures.INK)
     return figure
+
+
+def samples_of(results: Results, model: str) -> "Figure | None":
+    """The exact samples and those of each method from the same noise, with 10 evaluations or the fewest shown."""
+    exact, cells = results.samples(model)
+    if exact is None or not cells:
+        return None
+    counts = {nfe for _, nfe in cells}
+    nfe = 10 if 10 in counts else min(counts)
+    layout = gallery.Layout(*(exact[name] for name in gallery.Layout._fields))
+    rows = {EXACT: gallery.read(exact["pictures"], layout)}
+    for (method, at), (shown, quality) in cells.items():
+        if at == nfe:
+            rmse = "astray" if quality["rmse"] is None else f"RMSE {significant(quality['rmse'])}"
+            rows[f"{method}, {nfe} NFE\n{rmse}"] = gallery.read(shown["pictures"], layout)
+    return pictures.side_by_side(rows, EXACT)

@@ -200,20 +200,12 @@ def samples(results: Results) -> Section | None:
     """The viewer of each model's samples."""
 
     def part(model: str) -> Section | None:
-        exact = results.record(model, "samples", EXACT, 0)
-        if exact is None:
+        exact, found = results.samples(model)
+        if exact is None or not found:
             return None
-        cells = []
-        for method in plan.SAMPLES.methods:
-            for nfe in plan.evaluations(method, results.counts.nfe):
-                shown = results.record(model, "samples", method, nfe)
-                row = results.record(model, "error", method, nfe)
-                if shown and row:
-                    cells.append(Cell(method, nfe, shown["pictures"], eval_report.quality(row)))
+        cells = [Cell(*at, shown["pictures"], eval_report.quality(row)) for at, (shown, row) in found.items()]
         layout = gallery.Layout(*(exact[name] for name in gallery.Layout._fields))
         text = in_paper(plan.SAMPLES, gallery.text_of(layout, exact["height"]))
-        if not cells:
-            return None
         start = RK2_BESPOKE if any(cell.method == RK2_BESPOKE for cell in cells) else cells[0].method
         return Viewer("", text, exact["pictures"], cells, layout.shown, layout.columns, start)
 

@@ -102,6 +102,16 @@ class Results:
         """Whether an experiment is for this model."""
         return not experiment.paths or self.about(model)["model_is"]["schedule"]["name"] in experiment.paths
 
+    def samples(self, model: str) -> tuple[Record | None, dict[tuple[str, int], tuple[Record, Record]]]:
+        """The cell of the exact samples that are shown, and by method and NFE that of others, with that of errors."""
+        found = {}
+        for method in plan.SAMPLES.methods:
+            for nfe in plan.evaluations(method, self.counts.nfe):
+                shown, error = (self.record(model, kind, method, nfe) for kind in ("samples", "error"))
+                if shown and error:
+                    found[method, nfe] = shown, error
+        return self.record(model, "samples", EXACT, 0), found
+
     def fits(self, model: str, method: str = RK2_BESPOKE) -> Iterator[tuple[int, Record]]:
         """The fits of a method by NFE."""
         for nfe in plan.evaluations(method, self.counts.nfe):
