@@ -71,8 +71,8 @@ def choose(page, name, option):
 def fill(page, name, text):
     """Type into a field instead of what is there."""
     page.js(
-        f"[...document.querySelectorAll('input, textarea')].find(e => e.labels?.[0]?.innerText.trim() === {name!r})"
-        ".select()"
+        "[...document.querySelectorAll('input, textarea')]"
+        f".find(e => [e.ariaLabel, e.labels?.[0]?.innerText.trim()].includes({name!r})).select()"
     )
     page.call("Input.insertText", text=text)
 
@@ -107,6 +107,12 @@ def test_samples_side_by_side(served, opened):
     assert page.js(NAMES)[0] == "euler"
     others = page.js(PICTURES)
     assert [mine == theirs for mine, theirs in zip(pictures, others, strict=True)] == [False, False, True]
+    assert "to a tolerance of 1e-05" in page.js(CAPTIONS)[2]
+    fill(page, "Baseline", "ipndm@log-snr:0.05")
+    page.press("Enter")
+    draw(page)
+    assert page.js(NAMES)[0] == "ipndm@log-snr:0.05"
+    assert "on the grid log-snr:0.05" in page.js(CAPTIONS)[0]
     fill(page, "Seed", "5")
     draw(page)
     assert not set(page.js(PICTURES)) & {*pictures, *others}
@@ -151,11 +157,10 @@ def test_the_page_can_be_read(served, opened, width, scheme):
 
 def test_names_are_text_in_the_page():
     hostile = "<img src=x onerror=fail()>"
-    written = as_html(
-        Drawing([Panel(hostile, b"", True, 3, 0.5, None), Panel("b", None, False, 1, 2.0, None)], [hostile], [hostile])
-    )
+    noted = Panel("b", None, False, 1, 2.0, None, hostile)
+    written = as_html(Drawing([Panel(hostile, b"", True, 3, 0.5, None), noted], [hostile], [hostile]))
     assert "<img src=x" not in written
-    assert written.count("&lt;img src=x onerror=fail()&gt;") == 4
+    assert written.count("&lt;img src=x onerror=fail()&gt;") == 5
     assert "1 evaluation, 2.00 s" in written
     assert "neither pictures nor points" in written
 
