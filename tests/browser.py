@@ -163,6 +163,14 @@ class Page:
             for kind in ("mousePressed", "mouseReleased"):
                 self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
 
+    def printed(self, expression: str) -> Any:
+        """The value of an expression at the moment the page is printed."""
+        self.call("Emulation.setEmulatedMedia", media="print")
+        self.js(f"addEventListener('beforeprint', () => {{ window.onPaper = {expression}; }}, {{ once: true }})")
+        self.call("Page.printToPDF")
+        self.call("Emulation.setEmulatedMedia", media="")
+        return self.js("window.onPaper")
+
     @property
     def complaints(self) -> list[str]:
         """Errors and warnings of the console, scripts that failed, and requests to anywhere else."""

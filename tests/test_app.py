@@ -17,7 +17,7 @@ from bespoke_solvers.description import describe
 from bespoke_solvers.playground import Drawing, Panel
 from bespoke_solvers.solver import save
 
-MODEL, ALSO = "toy:checkerboard", "toy:digits"
+MODEL, ALSO, NETWORK = "toy:checkerboard", "toy:digits", "zoo:cifar10-fm-ot"
 DONE = "!!document.querySelector('.panels[aria-busy=false]')"
 NAMES = "[...document.querySelectorAll('.panels strong')].map(e => e.textContent)"
 CAPTIONS = "[...document.querySelectorAll('.panels figcaption')].map(e => e.innerText)"
@@ -32,7 +32,8 @@ def served(tmp_path_factory, browser):
     file = tmp_path_factory.mktemp("app") / "s.json"
     model = toy.load(MODEL)
     save([Solver(baseline("unipc", nfe, model), "ns", model=describe(model)) for nfe in (5, 8)], file)
-    command = [sys.executable, "-m", "bespoke_solvers.cli", "app", MODEL, str(file), "--also", ALSO]
+    others = ["--also", ALSO, "--also", NETWORK, "--tolerance", "1e-3"]  # a network's exact samples take long
+    command = [sys.executable, "-m", "bespoke_solvers.cli", "app", MODEL, str(file), *others]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -71,8 +72,8 @@ def choose(page, name, option):
 def fill(page, name, text):
     """Type into a field instead of what is there."""
     page.js(
-        f"[...document.querySelectorAll('input, textarea')].find(e => e.labels?.[0]?.innerText.trim() === {name!r})"
-        ".select()"
+        "[...document.querySelectorAll('input, textarea')]"
+        f".find(e => [e.ariaLabel, e.labels?.[0]?.innerText.trim()].includes({name!r})).select()"
     )
     page.call("Input.insertText", text=text)
 
@@ -107,6 +108,12 @@ def test_samples_side_by_side(served, opened):
     assert page.js(NAMES)[0] == "euler"
     others = page.js(PICTURES)
     assert [mine == theirs for mine, theirs in zip(pictures, others, strict=True)] == [False, False, True]
+    assert "to a tolerance of 0.001" in page.js(CAPTIONS)[2]
+    fill(page, "Baseline", "ipndm@log-snr:0.05")
+    page.press("Enter")
+    draw(page)
+    assert page.js(NAMES)[0] == "ipndm@log-snr:0.05"
+    assert "on the grid log-snr:0.05" in page.js(CAPTIONS)[0]
     fill(page, "Seed", "5")
     draw(page)
     assert not set(page.js(PICTURES)) & {*pictures, *others}
@@ -140,6 +147,29 @@ def test_errors_are_said_in_the_page(served, opened):
     assert draw(page, error) == "Guidance is 'much'; expected a number, or nothing for the model's own."
 
 
+def test_a_network_with_a_class_and_guidance(served, opened):
+    page = opened(served)
+    page.until(DONE, seconds=60)
+    assert page.js("!document.querySelector('input[aria-label=Class]')"), "points have none"
+    choose(page, "Solver", "none")
+    choose(page, "Model", NETWORK)
+    page.until("!!document.querySelector('input[aria-label=Class]')", seconds=60)
+    fill(page, "Samples", "1")
+    choose(page, "Class", "cat")
+    fill(page, "Guidance", "2")
+    draw(page)
+    assert page.js(NAMES) == ["midpoint", "exact"]
+    assert "RMSE" in page.js(CAPTIONS)[0]
+    assert "4 evaluations" in page.js(CAPTIONS)[0]
+    first_picture = "document.querySelector('.panels img')?.src"
+    pictures = [page.js(first_picture)]
+    choose(page, "Class", "dog")
+    pictures.append(draw(page, first_picture))
+    fill(page, "Guidance", "")
+    pictures.append(draw(page, first_picture))
+    assert len(set(pictures)) == 3, "both reach the model"
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_the_page_can_be_read(served, opened, width, scheme):
     page = opened(served, width=width, scheme=scheme)
@@ -151,11 +181,10 @@ def test_the_page_can_be_read(served, opened, width, scheme):
 
 def test_names_are_text_in_the_page():
     hostile = "<img src=x onerror=fail()>"
-    written = as_html(
-        Drawing([Panel(hostile, b"", True, 3, 0.5, None), Panel("b", None, False, 1, 2.0, None)], [hostile], [hostile])
-    )
+    noted = Panel("b", None, False, 1, 2.0, None, hostile)
+    written = as_html(Drawing([Panel(hostile, b"", True, 3, 0.5, None), noted], [hostile], [hostile]))
     assert "<img src=x" not in written
-    assert written.count("&lt;img src=x onerror=fail()&gt;") == 4
+    assert written.count("&lt;img src=x onerror=fail()&gt;") == 5
     assert "1 evaluation, 2.00 s" in written
     assert "neither pictures nor points" in written
 

@@ -101,6 +101,7 @@ def test_the_files_are_small_and_hold_the_figures(reported):
     out, _, _ = reported
     files = [file for file in out.iterdir() if file.is_file()]
     names = {"report.html", "results.json", "ablation.png", "transfer.png", "error-vs-nfe.png", "bespoke-vs-edm.png"}
+    names |= {"toy-checkerboard-samples.png", "toy-checkerboard-vp-samples.png"}
     assert names <= {file.name for file in files}
     assert sum(file.stat().st_size for file in files) < 700_000
     content = json.loads((out / "results.json").read_text())
@@ -131,12 +132,28 @@ def test_another_model_can_be_chosen(opened, reported):
     section = "[...document.querySelectorAll('section.choice')].find(s => s.textContent.includes('scale alone'))"
     seen = f"[...{section}.querySelectorAll('.part')].map(part => part.checkVisibility())"
     assert page.js(seen) == [True, False]
-    assert page.js(f"{section}.querySelectorAll('.part')[1].querySelectorAll('.curve').length") == 0
     page.js(f"{section}.querySelector('select').focus()")
     page.press("ArrowDown")
     page.until(f"{seen}[1]")
     assert page.js(seen) == [False, True]
     page.until(f"{section}.querySelectorAll('.part')[1].querySelectorAll('.curve').length === 8")
+
+
+def test_paper_shows_every_model_and_every_case(opened, reported):
+    page = opened(reported[0] / "report.html")
+    names = ["toy:checkerboard (FM-OT)", "toy:checkerboard-vp (VP, flow)"]
+    heads = (
+        "[...document.querySelectorAll('section.choice > .part > h3.name, section.learned > .part > h3.name')]"
+        ".filter(each => each.checkVisibility() && each.nextElementSibling.checkVisibility())"
+        ".map(each => [each.closest('section').querySelector('h2').textContent, each.textContent])"
+    )
+    assert [title for title, _ in page.js(heads)] == [plan.AGAINST_EDM.name], "of one model only, without a switch"
+    printed, folded = page.printed(f"[{heads}, document.querySelectorAll('.check details:not([open])').length]")
+    assert folded == 0
+    for experiment in (plan.SAMPLES, plan.PATHS, plan.ABLATION, plan.ITERATIONS):
+        assert [name for title, name in printed if title == experiment.name] == names
+    assert len([title for title, _ in printed if title == plan.THETA.name]) == len(names)
+    page.until("document.querySelectorAll('.check details[open]').length === 0")
 
 
 def test_the_report_says_what_held(opened, reported):

@@ -16,7 +16,9 @@ from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.judge import Judge
 from bespoke_solvers.paper import figures, plan
 from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, mark
-from bespoke_solvers.paper.plan import FULL, RK2, RK2_BESPOKE, Experiment
+from bespoke_solvers.paper.plan import DPM2, FULL, RK2, RK2_BESPOKE, Experiment
+from bespoke_solvers.paper.results import Results
+from bespoke_solvers.report import significant
 from bespoke_solvers.velocity import Model
 
 KEY = ("model", "method", "nfe")
@@ -155,6 +157,21 @@ def test_sprites_are_alike_whatever_nfe_there_are(tmp_path, digits, monkeypatch)
         one.sprites((RK2,))
     layouts = {(r["shown"], r["columns"], tuple(r["size"]), r["height"]) for r in one.store.of("m") if "pictures" in r}
     assert layouts == {(4, 2, (4, 4), 8)}
+
+
+@pytest.mark.parametrize(("nfe", "at"), [((4, 8, 10), 10), ((8, 20), 8)])
+def test_samples_are_drawn_side_by_side(tmp_path, digits, nfe, at):
+    """A row for each method, with the RMSE of all the samples to report on, not of those few."""
+    one = lab(tmp_path, digits, counts=COUNTS._replace(nfe=nfe, samples=16))
+    one.measure(plan.SAMPLES._replace(methods=(RK2, DPM2)))
+    one.sprites((RK2, DPM2))
+    figure = figures.samples_of(Results(one.store, ["m"], [plan.SAMPLES], one.counts, 0), "m")
+    rmse = {method: significant(one.error(method, at)["rmse"]) for method in (RK2, DPM2)}
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["exact", *(f"{method}, {at} NFE\nRMSE {error}" for method, error in rmse.items())]
+    exact, midpoint, _ = (axes.get_images()[0].get_array() for axes in figure.axes)
+    assert exact.shape == midpoint.shape
+    assert (exact != midpoint).any()
 
 
 @pytest.mark.parametrize(("side", "size"), [(32, 32), (64, 32)])

@@ -49,7 +49,7 @@ def test_all_experiments_on_the_zoo(tmp_path):
     assert told["RK2-Bespoke has a lower RMSE than RK2 at every NFE"] == "held"
     report = (tmp_path / "report.html").read_text()
     assert all(experiment.name in report for experiment in plan.EXPERIMENTS)
-    assert len(list(tmp_path.glob("*.png"))) == 5 + 3 * len(ZOO)
+    assert len(list(tmp_path.glob("*.png"))) == 5 + 4 * len(ZOO)
 
 
 @pytest.mark.parametrize(

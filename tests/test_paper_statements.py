@@ -1,10 +1,12 @@
 """What `bespoke paper` says of the paper's statements, from given cells."""
 
+from dataclasses import replace
+
 import pytest
 
 from bespoke_solvers.cells import Store
-from bespoke_solvers.paper import plan, printed
-from bespoke_solvers.paper.page import checks, curves, headline
+from bespoke_solvers.paper import figures, plan, printed
+from bespoke_solvers.paper.page import checks, curves, headline, sections
 from bespoke_solvers.paper.plan import (
     DPM2,
     EDM,
@@ -173,6 +175,66 @@ def test_what_was_not_measured_is_not_claimed(tmp_path):
     missing = [relation.claim for relation in found if relation.verdict == "not measured"]
     words = ("same path", "across paths", "similar", "lower RMSE than EDM", "FID of EDM with 35", "lower FID than EDM")
     assert all(few in claim for few, claim in zip(words, missing, strict=True))
+
+
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Figures take long to write, and here their names are enough."""
+    monkeypatch.setattr("bespoke_solvers.pictures.save", lambda *_, **__: None)
+
+
+def drawn(folder, results):
+    """The titles of the sections, the figures, and what is said to be left out, of the experiments with curves."""
+    results = replace(results, experiments=list(figures.FILES))
+    titled = {section.title: section for section in sections(results, relations(results), "bespoke paper")}
+    names = {file.name for file in figures.write(results, folder, "bespoke paper")}
+    note = titled.get("Not measured")
+    return set(titled), names, note.text if note else ""
+
+
+@pytest.mark.parametrize(
+    ("experiment", "method", "told"),
+    [
+        (plan.ABLATION, TIME, "Time and scale: RK2-Bespoke, time only."),
+        (plan.RK1_VS_RK2, RK1_BESPOKE, "RK1 against RK2: RK1-Bespoke."),
+        (plan.AGAINST_EDM, EDM, "Against EDM: EDM."),
+        (plan.TRANSFER, plan.transferred(OT), "Transfer: RK2-Bespoke of another model."),
+    ],
+)
+def test_an_experiment_is_drawn_if_each_method_was_measured_for_some_model(tmp_path, unsaved, experiment, method, told):
+    models = (OT, VP)
+    cells = {(model, method, nfe): "missing" for model in models for nfe in plan.evaluations(method, COUNTS.nfe)}
+    if experiment is plan.TRANSFER:
+        cells |= {(OT, plan.transferred(VP), nfe): "missing" for nfe in COUNTS.nfe}
+    file = f"{figures.FILES[experiment]}.png"
+    titles, names, text = drawn(tmp_path, given(tmp_path / "none", models, cells))
+    assert experiment.name not in titles
+    assert file not in names
+    assert told in text
+    (_, once, _), *_ = (each for each in cells if each[0] == VP)
+    kept = {each: value for each, value in cells.items() if each[:2] != (VP, once)}
+    titles, names, text = drawn(tmp_path, given(tmp_path / "one", models, kept))
+    assert experiment.name in titles
+    assert file in names
+    assert experiment.name not in text
+
+
+def test_what_the_curves_lack_is_told(tmp_path):
+    """RK4 and NS for all, here; DPM-2 for one of the models."""
+    results = given(tmp_path, (OT, VP), {(OT, DPM2, nfe): "missing" for nfe in COUNTS.nfe})
+    assert results.missing(plan.AGAINST_NFE) == ["RK4", "NS (ours)"]
+    parts = curves(results, plan.AGAINST_NFE).parts
+    assert "Not measured for this model: RK4; DPM-2; NS (ours)." in parts[f"{OT} (FM-OT)"].text
+    assert "Not measured for this model: RK4; NS (ours)." in parts[f"{VP} (eps-VP)"].text
+    figure = figures.curves_of(results, plan.AGAINST_NFE)
+    assert figure.get_supxlabel() == "not measured: RK4; NS (ours)"
+    assert figures.curves_of(results, plan.ABLATION).get_supxlabel() == ""
+
+
+def test_experiments_for_other_paths_are_told(tmp_path, unsaved):
+    _, names, text = drawn(tmp_path, given(tmp_path, models=(OT,)))
+    assert "Against EDM: a model on the path VP or DiscreteVP." in text
+    assert "bespoke-vs-edm.png" not in names
 
 
 def test_a_solver_is_not_expected_to_serve_another_guidance(tmp_path):

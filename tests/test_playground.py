@@ -165,6 +165,16 @@ def test_a_baseline_gets_the_next_evaluations_that_it_can_have():
     assert "than rk4 with 8" in last.summary
 
 
+def test_captions_say_on_which_grid_and_how_exact():
+    found = Playground(Loader(points=POINTS), ["points"], {"s.json": [solver(POINTS, 6)]}, tolerance=1e-3)
+    choice = Choice("points", "s.json", nfe=6, samples=3)
+    assert [panel.note for panel in drawn(found, choice).panels] == ["", "", "to a tolerance of 0.001"]
+    usual, other = (drawn(found, dataclasses.replace(choice, baseline=f"ipndm{grid}")) for grid in ("", "@karras:0.05"))
+    assert [each.panels[0].note for each in (usual, other)] == ["on the grid uniform", "on the grid karras:0.05"]
+    assert usual.panels[0].quality != other.panels[0].quality
+    assert other.panels[0].name == "ipndm@karras:0.05"
+
+
 def test_the_class_and_the_guidance_that_were_chosen():
     load = Loader(some=conditional)
     found = Playground(load, ["some"], {"s.json": [solver(conditional(2.0), 4)]})
@@ -201,7 +211,8 @@ def test_a_model_that_brings_its_guidance_takes_that_of_its_solver():
         ({"model": "other"}, r"no model 'other' here; expected one of digits, points"),
         ({"solver": "t.json"}, r"solver t\.json is not to be had here; expected one of s\.json"),
         ({"nfe": 5}, r"nfe 5 is not to be had here; expected one of 4"),
-        ({"baseline": "rk5"}, r"baseline rk5 is not to be had here; expected one of euler, midpoint"),
+        ({"baseline": "rk5"}, r"unknown method 'rk5'; expected one of euler, midpoint"),
+        ({"baseline": "ipndm@log"}, r"unknown grid 'log'; expected one of uniform, quadratic"),
         ({"seed": -1}, r"seed is -1; expected a whole number from 0"),
         ({"samples": 0}, r"samples is 0; expected a whole number from 1 to 4096"),
         ({"label": 1}, r"class 1 was asked for; the model has 0 classes"),

@@ -148,6 +148,7 @@ def test_the_curves_answer_to_pointer_and_key(opened, digits):
     page.press("ArrowRight")
     page.until(f"{read} === '6'")
     assert page.js(values) == ["-"] * 3
+    assert page.js("document.querySelector('.legend th').textContent") == "Method, at 6", "paper has no slider"
     curves = "document.querySelectorAll('.curves .charts .curve').length"
     assert page.js(curves) == 9
     page.pointer(".legend tbody button", click=True)
@@ -156,11 +157,13 @@ def test_the_curves_answer_to_pointer_and_key(opened, digits):
 
 def test_what_was_learned(opened, digits):
     page = opened(digits[0])
-    assert page.js("document.querySelectorAll('.learned .slope').length") == 8 + 8
-    assert page.js("document.querySelectorAll('.weights rect').length") == 8 * 9 / 2, "of the headline's solver"
+    assert page.js("document.querySelectorAll('.learned .part:not([hidden]) .slope').length") == 8 + 8
+    assert page.js("document.querySelectorAll('.part:not([hidden]) .weights rect').length") == 8 * 9 / 2, (
+        "of the headline's solver"
+    )
     page.js("document.querySelector('.learned select').focus()")
     page.press("ArrowDown")
-    page.until("document.querySelectorAll('.weights rect').length === 4 * 5 / 2")
+    page.until("document.querySelectorAll('.part:not([hidden]) .weights rect').length === 4 * 5 / 2")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -195,6 +198,31 @@ def test_it_prints_on_white(opened, digits):
     assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.js("document.querySelector('.controls').checkVisibility()") is False
     assert len(page.call("Page.printToPDF")["data"]) > 10_000
+
+
+def test_paper_shows_every_solver_unfolded(opened, digits):
+    page = opened(digits[0])
+    seen = (
+        "['.name', '.weights', 'details pre'].map(part => [...document.querySelectorAll(`.learned > .part ${part}`)]"
+        ".filter(each => each.checkVisibility({ contentVisibilityAuto: true })).length)"
+    )
+    assert page.js(seen) == [0, 1, 0]
+    assert page.printed(seen) == [2, 2, 2]
+    page.until(f"{seen}.join() === '0,1,0'")
+
+
+def test_pictures_that_were_not_chosen_are_there_to_print(opened, tmp_path):
+    """They are painted when the page is opened: a browser does not wait for pictures when it prints."""
+    several = report.Choice("Samples", {name: shown(toy.digits(centres=20)) for name in ("one", "other")})
+    (tmp_path / "report.html").write_text(report.page("Two", [several]))
+    page = opened(tmp_path / "report.html")
+    page.until("[...document.querySelectorAll('canvas')].every(each => each.hasAttribute('aria-label'))")
+    painted = page.printed(
+        "[...document.querySelectorAll('canvas')].map(each => each.checkVisibility() && each.toDataURL())"
+    )
+    assert len(painted) == 6
+    assert painted[:3] == painted[3:]
+    assert len(set(painted)) == 3
 
 
 def test_points_of_the_plane_are_scattered(opened, points):
@@ -250,6 +278,16 @@ def test_latents_are_decoded_for_the_viewer():
     assert size(found.exact) == (4 * 8, 4 * 4)
     assert (found.count, found.columns) == (16, 4)
     assert len(found.cells) == 1
+
+
+def test_what_a_viewer_shows_is_read_again():
+    x = torch.rand(5, 3, 4, 6) * 2 - 1
+    layout = gallery.Layout(5, 2, (4, 6))
+    assert (gallery.read(gallery.drawn(decaying((3, 4, 6)), x, layout), layout) - x).abs().max() <= 1 / 255 + 1e-6
+    points = torch.tensor([[0.5, -0.25], [torch.inf, 0]])
+    found = gallery.read(gallery.drawn(decaying((2,)), points, gallery.Layout(2, 1, None)), gallery.Layout(2, 1, None))
+    assert torch.equal(found[0], points[0])
+    assert found[1].isnan().all()
 
 
 def test_samples_that_are_no_pictures_have_no_viewer():

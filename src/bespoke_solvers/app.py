@@ -19,7 +19,7 @@ IN_TURN = AT_ONCE | {"queue": True, "concurrency_limit": 1, "concurrency_id": "m
 CSS = """
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 12rem), 1fr)); gap: 1rem; }
 .panels figure { margin: 0; min-width: 0; }
-.panels figcaption { min-height: 4.7em; margin-bottom: 0.5rem; line-height: 1.5; font-variant-numeric: tabular-nums; }
+.panels figcaption { min-height: 6.2em; margin-bottom: 0.5rem; line-height: 1.5; font-variant-numeric: tabular-nums; }
 .panels strong { display: block; font-size: 1.1em; }
 .panels img, .panels .waiting { display: block; width: 100%; }
 .panels img.plot { border-radius: 6px; }
@@ -87,7 +87,9 @@ def page(playground: Playground) -> Any:
                 solver = gr.Dropdown([*playground.solvers, NO_SOLVER], value=start.solver or "", label="Solver")
                 with gr.Row():
                     nfe = gr.Dropdown(playground.nfe(start.solver), value=start.nfe, label="NFE", min_width=110)
-                    baseline = gr.Dropdown(list(NAMES), value=start.baseline, label="Baseline", min_width=110)
+                    baseline = gr.Dropdown(
+                        list(NAMES), value=start.baseline, label="Baseline", allow_custom_value=True, min_width=110
+                    )
                 with gr.Row():
                     seed = gr.Number(start.seed, precision=0, label="Seed", min_width=110)
                     samples = gr.Number(start.samples, precision=0, label="Samples", min_width=110)
@@ -139,7 +141,7 @@ def as_html(drawing: Drawing) -> str:
 
 
 def _figure(panel: Panel) -> str:
-    name, lines = html.escape(panel.name), [panel.cost, panel.closeness]
+    name, lines = html.escape(panel.name), [panel.cost, panel.closeness, html.escape(panel.note)]
     shown = '<div class="waiting">neither pictures nor points of the plane</div>'
     if panel.picture is not None:
         kind = "plot" if panel.is_plot else "pixels"

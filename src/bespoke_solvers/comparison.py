@@ -19,7 +19,7 @@ from bespoke_solvers.families import BASES, FAMILIES
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.generic import TABLEAUS
 from bespoke_solvers.judge import Judge, in_words
-from bespoke_solvers.metrics import decimals
+from bespoke_solvers.metrics import decimals, rmse
 from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
@@ -182,13 +182,15 @@ def write(
 
 
 def _samples(comparison: Comparison, bank: Bank, solvers: Sequence[Solver]) -> dict[str, Tensor]:
-    """The pictures of the exact samples, and of those of all methods of the first solver's cost, the solvers first."""
+    """The pictures of the exact samples, and of those of all methods of the first solver's cost, the solvers first;
+    with each its RMSE over these few."""
     exact = held_out(bank, "report", comparison.seed, comparison.samples).x1[:COLUMNS]
     cost, own = solvers[0].nfe, list(map(name_of, solvers))
     names = [name for name, nfe in comparison.shown if nfe == cost]
     names.sort(key=lambda name: (name != own[0], name not in own))
-    drawn = {f"{name}, {cost} NFE": comparison.shown[name, cost][:COLUMNS] for name in names}
-    return {name: bank.model.pictures(x) for name, x in ({"exact": exact} | drawn).items()}
+    seen = {name: bank.model.pictures(comparison.shown[name, cost][:COLUMNS]) for name in names}
+    exact = bank.model.pictures(exact)
+    return {"exact": exact} | {f"{name}, {cost} NFE\nRMSE {rmse(x, exact):.3f}": x for name, x in seen.items()}
 
 
 @torch.no_grad()

@@ -249,6 +249,12 @@ def _check(method: str, nfe: int) -> None:
         raise ValueError(f"{method} can have {examples}, ... evaluations, got nfe = {nfe}")
 
 
+def grid_of(name: str) -> str:
+    """The grid that the named method stands on, its usual one if it names none; empty for a generic method."""
+    method, grid = _parse(name)
+    return grid or (METHODS[method].grid if method in METHODS else "")
+
+
 def possible(name: str, nfe: int) -> bool:
     """Whether the named method can have so many evaluations."""
     return nfe in NAMES[_parse(name)[0]]
@@ -256,9 +262,9 @@ def possible(name: str, nfe: int) -> bool:
 
 def baseline(name: str, nfe: int, model: Model) -> Table:
     """The named method with `nfe` evaluations on the model, on its usual grid or on another: `dpmpp-2m@karras:0.03`."""
-    method, grid = _parse(name)
+    method, _ = _parse(name)
     _check(method, nfe)
     if method not in METHODS:
         return generic.baseline(method, nfe).on(model)
     times = 1 + (nfe - 1) // METHODS[method].evaluations
-    return at_times(method, grids.grid(grid or METHODS[method].grid, model, times), model)
+    return at_times(method, grids.grid(grid_of(name), model, times), model)

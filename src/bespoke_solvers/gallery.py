@@ -1,5 +1,6 @@
 """The samples of many tables from the same noise, small enough for a report's viewer."""
 
+import base64
 import io
 import math
 from collections.abc import Callable, Mapping
@@ -57,6 +58,19 @@ def layout(model: Model, noise: HeldOut, several: int, pixels: int = PIXELS) -> 
 def drawn(model: Model, x: Tensor, layout: Layout) -> str | Points:
     """Samples for a viewer: a sprite as a data URI, or points."""
     return _points(x) if layout.size is None else _sprite(model.pictures(x), layout.size, layout.columns)
+
+
+def read(drawn: str | Points, layout: Layout) -> Tensor:
+    """Samples that `drawn` wrote: pictures, to 8 bits a colour, or points, nan where they were not finite."""
+    if not isinstance(drawn, str) or layout.size is None:
+        return torch.tensor([point or [math.nan, math.nan] for point in drawn])
+    from PIL import Image
+
+    with Image.open(io.BytesIO(base64.b64decode(drawn.partition(",")[2]))) as image:
+        colours = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
+    height, width = layout.size
+    tiles = colours.reshape(-1, height, layout.columns, width, 3).permute(0, 2, 4, 1, 3).flatten(0, 1)
+    return tiles[: layout.shown] / 127.5 - 1
 
 
 def text_of(layout: Layout, height: int | None = None) -> str:

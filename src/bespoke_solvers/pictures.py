@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bespoke_solvers.families import BASES, Bespoke
 from bespoke_solvers.files import write_atomically
-from bespoke_solvers.metrics import rmse
 from bespoke_solvers.solver import Solver
 
 if TYPE_CHECKING:
@@ -132,15 +131,13 @@ def _scatter(axes: "Axes", x: Tensor, colour: str, like: Tensor) -> None:
 def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 6) -> "Figure":
     """The same noise through several solvers: a row of pictures for each, or a panel of points of the plane.
 
-    Beside each picture is its distance to that of the row `exact`, beside the name of a row its RMSE to that row, over
-    all the samples given.
+    Beside each picture is its distance to that of the row `exact`.
     """
-    labels = {name: name if name == exact else f"{name}\nRMSE {rmse(x, rows[exact]):.3f}" for name, x in rows.items()}
     if not is_picture(rows[exact].shape[1:]):
         figure = new_figure(2.2 * len(rows), 2.6)
         for axes, (name, x) in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows.items(), strict=True):
             _scatter(axes, x, EXACT if name == exact else COLOURS[3], like=rows[exact])
-            axes.set_title(labels[name], fontsize=8, color=INK)
+            axes.set_title(name, fontsize=8, color=INK)
         return figure
     strips = {name: _strip(x[:count], rows[exact][:count]) for name, x in rows.items()}
     height, width = strips[exact].shape[:2]
@@ -149,7 +146,7 @@ def side_by_side(rows: Mapping[str, Tensor], exact: str, count: int = 6) -> "Fig
         axes.imshow(strip.numpy(), interpolation="nearest", aspect="auto")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        axes.set_ylabel(labels[name], rotation=0, ha="right", va="center", fontsize=9, color=INK)
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, color=INK)
     key = f"beside each picture: its distance to the exact one, from 0 (black) to {DISTANCE:g} and more (yellow)"
     axes.set_xlabel(f"{key}; colours go from -1 to 1", fontsize=8, color=INK)
     return figure

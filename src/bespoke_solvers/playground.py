@@ -32,8 +32,9 @@ MOST, KEPT = 4096, 16  # samples of one drawing; drawings whose exact samples ar
 class Choice:
     """What to draw: the samples of the seeds `seed`, `seed` + 1, ...
 
-    solver: one of the playground's, or None. label: the number of one of the model's labels, for all samples; None
-    draws one with each seed's noise. guidance: None for the model's own.
+    solver: one of the playground's, or None. baseline: one that `dedicated.baseline` knows, `ipndm@log-snr:0.05` say.
+    label: the number of one of the model's labels, for all samples; None draws one with each seed's noise. guidance:
+    None for the model's own.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Drawn(NamedTuple):
 class Panel(NamedTuple):
     """The samples of one solver as a PNG, if they can be drawn, their cost, and how close they are to the exact ones.
 
+    note: what the samples depend on beside their evaluations: the grid of a baseline, the tolerance of the exact ones.
     is_plot: whether the PNG is a plot of points of the plane, rather than pictures, whose pixels are to be seen.
     quality: None for the exact samples themselves, and as long as these are not there.
     """
@@ -71,6 +73,7 @@ class Panel(NamedTuple):
     evaluations: int
     seconds: float
     quality: Quality | None
+    note: str = ""
 
     @property
     def cost(self) -> str:
@@ -181,34 +184,34 @@ class Playground:
         model = self._stoppable(self.model(choice.model, choice.guidance))
         tables, remarks = self._tables(choice, model)
         noise = _noise(model, choice)
-        names = [name for name, _ in tables]
-        yield Drawing([], [*names, EXACT], remarks)
+        yield Drawing([], [*(name for name, _, _ in tables), EXACT], remarks)
         start = torch.tensor(model.t_lo).to(noise.x0)
         model.bind(noise.condition)(start, model.start_scale * noise.x0)  # or the first solver pays for warming up
-        runs = [_run(table, model, noise) for _, table in tables]
+        runs = [(name, note, _run(table, model, noise)) for name, note, table in tables]
         same_noise = replace(choice, solver=None, nfe=0, baseline="")
         if same_noise not in self._exact:
-            yield Drawing([_panel(model, *each) for each in zip(names, runs, strict=True)], [EXACT], remarks)
+            yield Drawing([_panel(model, *each) for each in runs], [EXACT], remarks)
             self._exact[same_noise] = _solved(model, noise, self.tolerance)
             if len(self._exact) > KEPT:
                 del self._exact[next(iter(self._exact))]
         exact = self._exact[same_noise]
-        panels = [_panel(model, *each, exact) for each in zip(names, runs, strict=True)]
-        yield Drawing([*panels, _panel(model, EXACT, exact)], [], remarks)
+        panels = [_panel(model, *each, exact) for each in runs]
+        panels.append(_panel(model, EXACT, f"to a tolerance of {self.tolerance:g}", exact))
+        yield Drawing(panels, [], remarks)
 
     def _check(self, choice: Choice) -> None:
-        _among(dedicated.NAMES, choice.baseline, "baseline")
+        dedicated.grid_of(choice.baseline)  # which refuses what is none
         if choice.solver is not None:
             _among(self.solvers, choice.solver, "solver")
         for name, value, least, most in (("seed", choice.seed, 0, 2**63 - MOST), ("samples", choice.samples, 1, MOST)):
             if not least <= value <= most:
                 raise ValueError(f"{name} is {value}; expected a whole number from {least} to {most}")
 
-    def _tables(self, choice: Choice, model: Model) -> tuple[list[tuple[str, Table]], list[str]]:
-        """The tables by name, and what is to be said of them."""
-        possible = dedicated.NAMES[choice.baseline]
-        cost = next(n for n in itertools.count(max(choice.nfe, 1)) if n in possible)
-        tables, remarks = [(choice.baseline, dedicated.baseline(choice.baseline, cost, model))], []
+    def _tables(self, choice: Choice, model: Model) -> tuple[list[tuple[str, str, Table]], list[str]]:
+        """The tables, each with its name and its panel's note, and what else is to be said of them."""
+        cost = next(n for n in itertools.count(max(choice.nfe, 1)) if dedicated.possible(choice.baseline, n))
+        grid, table = dedicated.grid_of(choice.baseline), dedicated.baseline(choice.baseline, cost, model)
+        tables, remarks = [(choice.baseline, f"on the grid {grid}" if grid else "", table)], []
         if cost != choice.nfe:
             remarks.append(f"{choice.baseline} cannot have {choice.nfe} evaluations; here it has {cost}")
         if choice.solver is not None:
@@ -217,7 +220,7 @@ class Playground:
             if key not in self._doubts:
                 self._doubts[key] = solver.doubts(model)
             remarks += filter(None, [self._doubts[key]])
-            tables.append((name_of(solver), solver.table))
+            tables.append((name_of(solver), "", solver.table))
         return tables, remarks
 
 
@@ -250,7 +253,7 @@ def _solved(model: Model, noise: Noise, tolerance: float) -> Drawn:
     return Drawn(paths.x1.cpu(), paths.evaluations, time.perf_counter() - begun)
 
 
-def _panel(model: Model, name: str, run: Drawn, exact: Drawn | None = None) -> Panel:
+def _panel(model: Model, name: str, note: str, run: Drawn, exact: Drawn | None = None) -> Panel:
     quality = exact and Quality(rmse(run.x1, exact.x1), psnr(run.x1, exact.x1))
     is_plot = model.decode is None and model.shape == (2,)
     picture = None
@@ -260,4 +263,4 @@ def _panel(model: Model, name: str, run: Drawn, exact: Drawn | None = None) -> P
         decoded = model.pictures(run.x1.to(model.device)).nan_to_num(0, 1, -1)
         with_gaps = torch.nn.functional.pad(decoded, (0, 1, 0, 1), value=1.0)
         picture = pictures.samples_png(with_gaps, columns=math.ceil(math.sqrt(len(decoded))))
-    return Panel(name, picture, is_plot, run.evaluations, run.seconds, quality)
+    return Panel(name, picture, is_plot, run.evaluations, run.seconds, quality, note)

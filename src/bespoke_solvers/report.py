@@ -219,7 +219,8 @@ class Checks(Section):
 
 @dataclass(frozen=True)
 class Choice(Section):
-    """Sections of which a reader sees one at a time, chosen by its name; their own titles are not shown."""
+    """Sections of which a reader sees one at a time, chosen by its name, and on paper all; their own titles are not
+    shown."""
 
     parts: Mapping[str, Section]
     label: str = "Model"
@@ -227,7 +228,8 @@ class Choice(Section):
     def html(self) -> str:
         """All parts, one below the other, as they are without a script."""
         return "".join(
-            f'<div class="part {type(part).__name__.lower()}">{part.html()}</div>' for part in self.parts.values()
+            f'<div class="part {type(part).__name__.lower()}"><h3 class="name">{escape(name)}</h3>{part.html()}</div>'
+            for name, part in self.parts.items()
         )
 
 

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bespoke_solvers import pictures
+from bespoke_solvers import gallery, pictures
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.paper import page, plan
+from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.relations import Relation, relations
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.report import significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("rmse", "rmse_se", "psnr", "fid", "kid", "seconds", "iterations", "best_iteration", "reference_evaluations")
+SAMPLES = "-samples.png"
 FILES = {
     plan.RK1_VS_RK2: "rk1-vs-rk2",
     plan.AGAINST_NFE: "error-vs-nfe",
@@ -34,7 +37,7 @@ def write(results: Results, folder: Path, command: str) -> list[Path]:
     write_atomically(folder / "results.json", content.encode())
     drawn = dict(_drawn(results))
     for name, figure in drawn.items():
-        pictures.save(figure, folder / name, dpi=90, colours=32)
+        pictures.save(figure, folder / name, dpi=90, colours=256 if name.endswith(SAMPLES) else 32)
     return [folder / name for name in ("report.html", "results.json", *drawn)]
 
 
@@ -78,10 +81,13 @@ def _rounded(value: Any) -> Any:
 def _drawn(results: Results) -> "list[tuple[str, Figure]]":
     found: list[tuple[str, Figure]] = []
     for experiment in results.experiments:
-        if experiment in FILES and (figure := _curves(results, experiment)):
+        drawable = experiment in FILES and page.can_be_drawn(results, experiment)
+        if drawable and (figure := curves_of(results, experiment)):
             found.append((f"{FILES[experiment]}.png", figure))
     for model in results.models:
         name = plan.file_name(model)
+        if plan.SAMPLES in results.experiments and page.can_be_drawn(results, plan.SAMPLES):
+            found += [(f"{name}{SAMPLES}", figure)] if (figure := samples_of(results, model)) else []
         if plan.ITERATIONS in results.experiments:
             fits = {f"{nfe} NFE": record for nfe, record in results.fits(model)}
             if fits:
@@ -93,7 +99,7 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
     return found
 
 
-def _curves(results: Results, experiment: Experiment) -> "Figure | None":
+def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
     """RMSE against NFE, a panel for each model, and below it FID where it was measured."""
     models = [model for model in results.models if results.applies(model, experiment)]
     series = {
@@ -102,9 +108,27 @@ def _curves(results: Results, experiment: Experiment) -> "Figure | None":
         for figure in ("rmse", "fid")
     }
     rows = [figure for figure in ("rmse", "fid") if any(series[model, figure] for model in models)]
-    moved = any(map(plan.source_of, (name for found in series.values() for name in found)))
-    if not rows or (experiment is plan.TRANSFER and not moved):
+    if not rows:
         return None
     titles = {model: f"{model} ({results.parameterisation(model)})" for model in models}
     grid = [[(titles[model], figure.upper(), series[model, figure]) for model in models] for figure in rows]
-    return pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)
+    figure = pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)
+    if missing := results.missing(experiment):
+        figure.supxlabel(f"not measured: {'; '.join(missing)}", fontsize=8, color=pictures.INK)
+    return figure
+
+
+def samples_of(results: Results, model: str) -> "Figure | None":
+    """The exact samples and those of each method from the same noise, with 10 evaluations or the fewest shown."""
+    exact, cells = results.samples(model)
+    if exact is None or not cells:
+        return None
+    counts = {nfe for _, nfe in cells}
+    nfe = 10 if 10 in counts else min(counts)
+    layout = gallery.Layout(*(exact[name] for name in gallery.Layout._fields))
+    rows = {EXACT: gallery.read(exact["pictures"], layout)}
+    for (method, at), (shown, quality) in cells.items():
+        if at == nfe:
+            rmse = "astray" if quality["rmse"] is None else f"RMSE {significant(quality['rmse'])}"
+            rows[f"{method}, {nfe} NFE\n{rmse}"] = gallery.read(shown["pictures"], layout)
+    return pictures.side_by_side(rows, EXACT)

@@ -23,6 +23,7 @@ from bespoke_solvers.report import (
     Curves,
     Headline,
     Learned,
+    Note,
     Provenance,
     Section,
     Viewer,
@@ -59,12 +60,23 @@ def sections(results: Results, found: Sequence[Relation], command: str) -> list[
         plan.THETA: theta,
         **{each: partial(curves, experiment=each) for each in TEXTS},
     }
+    left_out = []
     for experiment in results.experiments:
         if experiment is plan.TABLES:
             drawn += printed_tables(results)
-        elif (section := makers[experiment](results)) is not None:
+        elif can_be_drawn(results, experiment) and (section := makers[experiment](results)) is not None:
             drawn.append(section)
+        else:
+            left_out.append(f"{experiment.name}: {'; '.join(results.missing(experiment)) or 'what it draws'}.")
+    if left_out:
+        text = "These experiments are not drawn; after each, what it needs and what was not measured. "
+        drawn.append(Note("Not measured", text + " ".join(left_out)))
     return [*drawn, provenance(results, command)]
+
+
+def can_be_drawn(results: Results, experiment: Experiment) -> bool:
+    """Whether all that an experiment is about was measured for some model; errors against NFE say what was not."""
+    return experiment is plan.AGAINST_NFE or not results.missing(experiment)
 
 
 def in_paper(experiment: Experiment, text: str) -> str:
@@ -169,9 +181,9 @@ def curves(results: Results, experiment: Experiment) -> Section | None:
     def part(model: str) -> Section | None:
         methods = results.methods(model, experiment)
         rmse, psnr, fid = (results.series(model, methods, figure) for figure in ("rmse", "psnr", "fid"))
-        if experiment is plan.TRANSFER and not any(map(plan.source_of, rmse)):
-            return None
         text = TEXTS[experiment]
+        if absent := [name for name in methods if not results.measured(model, name)]:
+            text += f" Not measured for this model: {'; '.join(absent)}."
         charts = [Chart("RMSE", NFE, rmse, log=True), Chart("PSNR, dB", NFE, psnr, decimals=1)]
         exact = results.record(model, "fid", EXACT, 0)
         if fid and exact and experiment.fid:
@@ -188,19 +200,14 @@ def samples(results: Results) -> Section | None:
     """The viewer of each model's samples."""
 
     def part(model: str) -> Section | None:
-        exact = results.record(model, "samples", EXACT, 0)
-        if exact is None:
+        exact, found = results.samples(model)
+        if exact is None or not found:
             return None
-        cells = []
-        for method in plan.SAMPLES.methods:
-            for nfe in plan.evaluations(method, results.counts.nfe):
-                shown = results.record(model, "samples", method, nfe)
-                row = results.record(model, "error", method, nfe)
-                if shown and row:
-                    cells.append(Cell(method, nfe, shown["pictures"], eval_report.quality(row)))
+        cells = [Cell(*at, shown["pictures"], eval_report.quality(row)) for at, (shown, row) in found.items()]
         layout = gallery.Layout(*(exact[name] for name in gallery.Layout._fields))
         text = in_paper(plan.SAMPLES, gallery.text_of(layout, exact["height"]))
-        return Viewer("", text, exact["pictures"], cells, layout.shown, layout.columns, RK2_BESPOKE) if cells else None
+        start = RK2_BESPOKE if any(cell.method == RK2_BESPOKE for cell in cells) else cells[0].method
+        return Viewer("", text, exact["pictures"], cells, layout.shown, layout.columns, start)
 
     return _choice(results, plan.SAMPLES, part)
 

@@ -82,9 +82,35 @@ class Results:
         others = [plan.transferred(name) for name in self.models if name != model]
         return [*experiment.methods, *(others if experiment is plan.TRANSFER else [])]
 
+    def measured(self, model: str, method: str, kind: str = "error") -> bool:
+        """Whether there is a cell of that kind of a method, with some NFE."""
+        return any(self.record(model, kind, method, nfe) for nfe in plan.evaluations(method, self.counts.nfe))
+
+    def missing(self, experiment: Experiment) -> list[str]:
+        """What an experiment is about and was measured for no model: methods, or a model that it is for."""
+        kind = {plan.SAMPLES: "samples", plan.ITERATIONS: "fit", plan.THETA: "fit"}.get(experiment, "error")
+        models = [model for model in self.models if self.applies(model, experiment)]
+        if not models:
+            return [f"a model on the path {' or '.join(experiment.paths)}"]
+        found = {name for m in models for name in self.methods(m, experiment) if self.measured(m, name, kind)}
+        missing = [name for name in experiment.methods if name not in found]
+        if experiment is plan.TRANSFER and not any(map(plan.source_of, found)):
+            missing.append(plan.transferred("another model"))
+        return missing
+
     def applies(self, model: str, experiment: Experiment) -> bool:
         """Whether an experiment is for this model."""
         return not experiment.paths or self.about(model)["model_is"]["schedule"]["name"] in experiment.paths
+
+    def samples(self, model: str) -> tuple[Record | None, dict[tuple[str, int], tuple[Record, Record]]]:
+        """The cell of the exact samples that are shown, and by method and NFE that of others, with that of errors."""
+        found = {}
+        for method in plan.SAMPLES.methods:
+            for nfe in plan.evaluations(method, self.counts.nfe):
+                shown, error = (self.record(model, kind, method, nfe) for kind in ("samples", "error"))
+                if shown and error:
+                    found[method, nfe] = shown, error
+        return self.record(model, "samples", EXACT, 0), found
 
     def fits(self, model: str, method: str = RK2_BESPOKE) -> Iterator[tuple[int, Record]]:
         """The fits of a method by NFE."""

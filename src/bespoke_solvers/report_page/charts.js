@@ -193,11 +193,11 @@ function curves(section, data) {
   const own = data.highlight.flatMap((name) => data.charts[0].series[name] ?? []).map((point) => point[0]);
   let cursor = own.length ? Math.max(...own) : xs.at(-1), tag = null;
   const slider = html("input", { type: "range", min: 0, max: xs.length - 1, oninput: () => { cursor = xs[slider.value]; tag = null; redraw(); } });
-  const at = html("b");
+  const at = html("b"), head = html("th", { scope: "col" });
   const place = html("div", { class: "charts" }), body = html("tbody");
   const legend = html("table", { class: "legend" },
     html("caption", { class: "unseen" }, "The curves' values at the chosen place"),
-    html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "Method"), ...data.charts.map((chart) => html("th", { scope: "col" }, chart.title)))), body);
+    html("thead", {}, html("tr", {}, head, ...data.charts.map((chart) => html("th", { scope: "col" }, chart.title)))), body);
   const values = names.map((name) => {
     const cells = data.charts.map(() => html("td"));
     const button = html("button", { type: "button", "aria-pressed": "true", title: "Show or hide this curve", onclick: () => {
@@ -217,6 +217,7 @@ function curves(section, data) {
     slider.value = xs.indexOf(cursor);
     slider.setAttribute("aria-valuetext", `${data.charts[0].x}: ${cursor}`);
     at.textContent = cursor;
+    head.textContent = `Method, at ${cursor}`;
     names.forEach((name, i) => data.charts.forEach((chart, j) => {
       const found = (chart.series[name] ?? []).find((point) => point[0] === cursor);
       values[i][j].textContent = found ? written(found[1], chart.decimals) : "-";
@@ -247,21 +248,22 @@ function weights(matrix) {
 }
 
 function learned(section, data) {
-  const names = Object.keys(data.solvers), place = html("div"), more = html("div");
-  const select = options(html("select", { onchange: show }), names.map((name) => [name, name]));
-  section.append(html("div", { class: "controls" }, labelled(data.label, select)), place, more);
-  function show() {
-    const { charts, weights: matrix, numbers } = data.solvers[select.value], inner = html("div", { class: "charts" });
-    const drawn = distinct(charts.flatMap((chart) => Object.keys(chart.series))), several = charts.some((chart) => Object.keys(chart.series).length > 1);
-    const look = several ? looks(drawn, drawn.slice(-1)) : Object.fromEntries(drawn.map((name) => [name, { colour: "var(--c0)", width: 2, dash: "none", mark: MARKS[0] }]));
-    let tags = new Map();
-    place.replaceChildren(inner);
-    canvasOf(charts, inner, (chart, width, redraw) => draw(chart, width, look, {
-      tag: tags.get(chart), over: (x, name) => { tags = new Map([[chart, { x, name }]]); redraw(); },
-    }));
-    if (matrix) inner.append(weights(matrix));
-    more.replaceChildren(...(several ? [html("ul", { class: "names" }, ...drawn.map((name) => html("li", {}, swatch(look[name]), name)))] : []),
-      ...(numbers ? [html("details", {}, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers))] : []));
-  }
-  show();
+  const parts = Object.keys(data.solvers).map((name) => html("div", { class: "part" }, html("h3", { class: "name" }, name)));
+  section.append(...parts);
+  Object.values(data.solvers).forEach((plots, i) => plotted(parts[i], plots));
+  oneOf(parts, data.label, Object.keys(data.solvers));
+}
+
+function plotted(part, { charts, weights: matrix, numbers }) {
+  const inner = html("div", { class: "charts" });
+  const drawn = distinct(charts.flatMap((chart) => Object.keys(chart.series))), several = charts.some((chart) => Object.keys(chart.series).length > 1);
+  const look = several ? looks(drawn, drawn.slice(-1)) : Object.fromEntries(drawn.map((name) => [name, { colour: "var(--c0)", width: 2, dash: "none", mark: MARKS[0] }]));
+  let tags = new Map();
+  part.append(inner);
+  canvasOf(charts, inner, (chart, width, redraw) => draw(chart, width, look, {
+    tag: tags.get(chart), over: (x, name) => { tags = new Map([[chart, { x, name }]]); redraw(); },
+  }));
+  if (matrix) inner.append(weights(matrix));
+  if (several) part.append(html("ul", { class: "names" }, ...drawn.map((name) => html("li", {}, swatch(look[name]), name))));
+  if (numbers) part.append(html("details", {}, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers)));
 }

@@ -108,20 +108,33 @@ function scatter(panels, data) {
 
 /* ---- the page ---- */
 
-/** One part at a time; a part is drawn when it is first seen. */
-function choice(section, data) {
-  const parts = [...section.querySelectorAll(":scope > .part")], drawn = new Set();
-  const select = options(html("select", { onchange: show }), data.parts.map((part, i) => [i, part.name]));
-  if (parts.length > 1) parts[0].before(html("div", { class: "controls" }, labelled(data.label, select)));
+/** A switch between parts, of which one is seen at a time; paper shows them all, each below its name. */
+function oneOf(parts, label, names) {
+  const select = options(html("select", { onchange: show }), names.map((name, i) => [i, name]));
+  parts[0].before(html("div", { class: "controls" }, labelled(label, select)));
   function show() {
-    const chosen = Number(select.value);
-    parts.forEach((part, i) => { part.hidden = i !== chosen; });
-    if (!drawn.has(chosen)) builders[data.parts[chosen].kind]?.(parts[chosen], data.parts[chosen]);
-    drawn.add(chosen);
+    parts.forEach((part, i) => { part.hidden = i !== Number(select.value); });
   }
   show();
+}
+
+function choice(section, data) {
+  const parts = [...section.querySelectorAll(":scope > .part")];
+  data.parts.forEach((part, i) => builders[part.kind]?.(parts[i], part));
+  if (parts.length > 1) oneOf(parts, data.label, data.parts.map((part) => part.name));
+}
+
+/** Paper cannot be unfolded. */
+function unfoldedOnPaper() {
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("details:not([open])")];
+    folded.forEach((each) => { each.open = true; });
+  });
+  addEventListener("afterprint", () => folded.forEach((each) => { each.open = false; }));
 }
 
 const builders = { Curves: curves, Viewer: viewer, Learned: learned, Choice: choice };
 JSON.parse(document.getElementById("data").textContent).forEach((data, i) => builders[data.kind]?.(document.getElementById(`section-${i}`), data));
 document.querySelectorAll("table.sortable").forEach(sortable);
+unfoldedOnPaper();
