@@ -19,12 +19,18 @@ EXACT = "dopri5"
 
 
 def record_of(frontier: Store, model: str, method: str, nfe: int, seed: int) -> dict[str, Any]:
-    """The best record of a method, which has its table, or the name of its grid."""
+    """The record of a method, which has its table, or the name of its grid; of several budgets the one that was best on
+    the samples to choose by."""
     found = [r for r in frontier.of(model) if (r["method"], r["nfe"], r["seed"]) == (method, nfe, seed)]
     found = [r for r in found if r["rmse"] is not None]
     if not found:
         raise SystemExit(f"{frontier.folder} has no {method} at {nfe} NFE for {model}; measure it with bench.frontier")
-    return min(found, key=lambda record: record["rmse"])
+    return min(found, key=_chosen_by)
+
+
+def _chosen_by(record: dict[str, Any]) -> float:
+    """RMSE on the samples that the best step of a fit was chosen by."""
+    return min((row[2] for row in record.get("history", []) if row[2] is not None), default=0.0)
 
 
 def main() -> None:

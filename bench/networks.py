@@ -31,6 +31,8 @@ END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
 BOUND = f"--method {shlex.join(METHODS.values())} --adam 150 --learning-rate 2e-2"
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
+DIGITS = "bench.frontier {digits} --banks {{work}}/banks --minutes {{left}} --choose 1024 --samples 8192"
+TOYS = DIGITS.format(digits="toy:digits toy:digits-fm-v-cs toy:digits-vp") + " --batch-size 128"
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
 PAPER = (
     "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
@@ -38,6 +40,15 @@ PAPER = (
 )
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
+
+
+def _toys() -> list[str]:
+    paths = DIGITS.format(digits="toy:digits toy:digits-vp") + " --batch-size 16 --store bench/results/paths"
+    return [
+        f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *METHODS.values()])}",
+        f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",
+        *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
+    ]
 
 
 def _unguided(name: str) -> list[str]:
@@ -82,6 +93,7 @@ STAGES: list[dict[str, list[str]]] = [
         ],
         "w2": _guided("cifar10-fm-ot@w2"),
         "w4": _guided("cifar10-fm-ot@w4"),
+        "toys": _toys(),
     },
     {
         "fine": [
@@ -108,11 +120,12 @@ STAGES: list[dict[str, list[str]]] = [
     },
     {
         "paper": [
-            f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only fig_a:transferred_ablation",
+            f"{PAPER} {' '.join(FOLDERS.values())} zoo:cifar10-fm-ot --nfe 8,10,16,20 --only fig_a:transferred_ablation",
             f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only tab:cifar10_a --fid-samples 10000 "
             "--real {real} --inception {weights}",
             f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
-            f"{PAPER} {' '.join(FOLDERS.values())} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
+            f"{PAPER} {' '.join(FOLDERS.values())} zoo:cifar10-fm-ot --guidance 2 --nfe 6,8,10,16,20 --draw "
+            "--fid-samples 10000",
         ],
     },
 ]

@@ -44,15 +44,16 @@ def fid_table(records: list[dict[str, Any]]) -> str:
     exact = stand_in | {r["samples"]: r["fid"] for r in records if r["method"] == EXACT}
     records = [r for r in records if r["method"] != EXACT and r["nfe"] < FINE]
     columns = sorted({record["nfe"] for record in records})
-    lines = ["| method | samples | exact | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |"]
-    lines.append("|---" * (3 + len(columns)) + "|")
-    for method, samples in dict.fromkeys((record["method"], record["samples"]) for record in records):
+    lines = ["| method | budget | samples | exact | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |"]
+    lines.append("|---" * (4 + len(columns)) + "|")
+    for row in dict.fromkeys((record["method"], record["budget"], record["samples"]) for record in records):
+        method, budget, samples = row
         of, cells = exact.get(samples), dict.fromkeys(columns, "")
         for record in records:
-            if (record["method"], record["samples"]) == (method, samples):
+            if (record["method"], record["budget"], record["samples"]) == row:
                 cells[record["nfe"]] = f"{record['fid']:.2f}" + (f" ({record['fid'] / of:.1%})" if of else "")
         shown = [f"{of:.2f}" if of else "", *cells.values()]
-        lines.append(f"| {method} | {samples:,} | " + " | ".join(shown) + " |")
+        lines.append(f"| {method} | {budget} | {samples:,} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 

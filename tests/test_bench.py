@@ -302,4 +302,4 @@ def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
         measure("euler", nfe="5")
     printed = tables.fid_table(records)
     exact_fid, euler = found["dopri5"], found["euler"]
-    assert f"| euler | 128 | {exact_fid:.2f} | {euler:.2f} ({euler / exact_fid:.1%}) |" in printed
+    assert f"| euler |  | 128 | {exact_fid:.2f} | {euler:.2f} ({euler / exact_fid:.1%}) |" in printed

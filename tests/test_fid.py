@@ -261,7 +261,7 @@ def test_unfit_models_are_refused(digits):
     with pytest.raises(ValueError, match="samples from 0 on are not finite"):
         next(samples(EULER, [broken], 8))
     undecodable = dataclasses.replace(digits, decode=lambda x: x.half() * 1e6 * 0)
-    with pytest.raises(ValueError, match="samples from 0 on are not finite; .* its decoder"):
+    with pytest.raises(ValueError, match=r"samples from 0 on are not finite; .* its decoder"):
         next(samples(EULER, [undecodable], 8))
 
 

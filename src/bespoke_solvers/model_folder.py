@@ -50,10 +50,9 @@ def card(record: dict[str, Any]) -> str:
             f'`class_labels` 0 to {count - 1} are the classes, {count} is "no class" (put in place of a share of '
             f"{settings['label_dropout']} of the labels in training), so classifier-free guidance works."
         )
-    memory = ""
+    speed = f"; {record['images'] / record['seconds']:,.0f} pictures a second" if record["seconds"] else ""
     if used := record.get("gpu_memory"):
-        speed = record["images"] / record["seconds"]
-        memory = f"; {speed:,.0f} pictures a second, {used / 2**30:.1f} GiB of its memory"
+        speed += f", {used / 2**30:.1f} GiB of its memory"
     fid = ", ".join(f"{value:.2f}" for _, _, value in record.get("fid", []))
     along = f"\n| FID along the way | {fid} |" if fid else ""
     command = f"\n| command | `{record['command']}` |" if record.get("command") else ""
@@ -76,7 +75,7 @@ scaled to [-1, 1] and flipped at random.
 | velocity dx/dt | {velocity} |
 | scheduler of diffusers with the same meaning | {scheduler} |
 | training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |
-| time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]}{memory} |
+| time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]}{speed} |
 | batch, learning rate, seed | {settings["batch_size"]}, {settings["learning_rate"]:g}, {settings["seed"]} |
 | last loss | {record["losses"][-1][2]:.4f} |{along}{command}
 

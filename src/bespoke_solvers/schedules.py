@@ -232,16 +232,13 @@ class DiscreteVP(Schedule):
 
     def _knots(self, device: torch.device) -> Tensor:
         """alpha, sigma and log-snr at the indices in the order of t (a log-snr of -inf replaced by the next one)."""
-        if device not in self._moved:  # once: a copy to a GPU waits for all that it has to do
-            self._moved[device] = self._values().to(device)
-        return self._moved[device]
-
-    def _values(self) -> Tensor:
+        if device in self._moved:  # a copy to a GPU waits for all that it has to do
+            return self._moved[device]
         square = torch.tensor(self.alphas_cumprod[::-1], dtype=torch.float64)
         alpha, sigma = square.sqrt(), (1 - square).sqrt()
         log_snr = alpha.log() - sigma.log()
         log_snr[0] = log_snr[0] if square[0] > 0 else log_snr[1]
-        return torch.stack([alpha, sigma, log_snr])
+        return self._moved.setdefault(device, torch.stack([alpha, sigma, log_snr]).to(device))
 
     def __call__(self, t: Tensor) -> Path:
         """alpha, sigma and their derivatives at t, in float64."""
