@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from bespoke_solvers import load
+from bespoke_solvers import load, toy
 from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
@@ -220,6 +220,32 @@ def test_dry_runs_write_nothing(solver, here, capsys):
     run("eval", "toy:checkerboard", "--solver", solver, "--out", "results", "--dry-run")
     assert "evaluations" in capsys.readouterr().out
     assert [file.name for file in here.iterdir() if file.name != "__pycache__"] == ["own.py"]
+
+
+def test_a_dry_run_of_eval_counts_all_that_it_would_do(solver, here, capsys, monkeypatch):
+    """Batches of 8 are those of the tables: a fingerprint takes 4 samples, and the picture of paths 3."""
+    model, batches = toy.checkerboard(), []
+
+    def velocity(t, x):
+        batches.append(len(x))
+        return model.velocity(t, x)
+
+    counted = dataclasses.replace(model, velocity=velocity)
+    monkeypatch.setattr("bespoke_solvers.cli.eval.resolve", lambda *arguments, **options: counted)
+    methods = "euler,dpmpp-2m,ipndm@karras,edm-heun"
+    command = ["eval", "own:model", "--solver", solver, "--out", "r", "--baselines", methods, "--nfe", "5,6", "--quiet"]
+    command += ["--samples", 8, "--batch-size", 8]
+    run(*command, "--dry-run")
+    compared, searched, exact, _ = capsys.readouterr().out.splitlines()
+    run(*command)
+    assert int(re.match(r"and (\d+) exact samples", exact)[1]) == 8 * len(list(here.glob("r/bank/*-0-0*.safetensors")))
+    batches.clear()
+    run(*command)  # with the exact samples of the first time
+    expected = sum(int(re.search(r"(\S+) evaluations", line)[1].replace(",", "")) for line in (compared, searched))
+    assert sum(size for size in batches if size == 8) == expected
+    capsys.readouterr()
+    run(*command, "--baselines", "euler,ipndm@karras", "--dry-run")
+    assert "time grids" not in capsys.readouterr().out, "no grid is to be chosen"
 
 
 FIT = "--nfe 8 --out s.json " + " ".join(QUICK)

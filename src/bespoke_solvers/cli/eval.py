@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison, dedicated, eval_report
+from bespoke_solvers import comparison, dedicated, eval_report, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
     SOLVER,
@@ -27,6 +27,7 @@ from bespoke_solvers.cli.common import (
     solvers,
 )
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.judge import FINE
 from bespoke_solvers.models import copies, resolve
 
 
@@ -75,9 +76,18 @@ def eval(
         typer.echo(
             f"would compare {', '.join(methods)} on {samples} samples of {model}: {cost * samples:,} evaluations"
         )
+        exact = -(-samples // batch_size) * batch_size  # solved in whole batches
+        if searched := [(name, table.nfe) for name in methods if name in dedicated.METHODS for table in methods[name]]:
+            tried = sum(table.nfe for each in searched for table in portfolio.variants(*each, resolved).values())
+            typer.echo(f"to choose time grids on {samples} other samples: {tried * samples:,} evaluations more")
+            exact *= 2
         if fid:
-            typer.echo(f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more")
-        typer.echo(f"and the exact samples; figures and pictures in {out}")
+            typer.echo(
+                f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more, and for each exact one "
+                f"{FINE} or more"
+            )
+        typer.echo(f"and {exact:,} exact samples, as far as {bank or out / 'bank'} has them not yet")
+        typer.echo(f"figures and pictures in {out}")
         return
     by = None
     if fid:
