@@ -283,6 +283,10 @@ REFUSALS = {
     "fit own:model --nfe 8 --family rk2 --effort low --out s.json": "effort 'low' for rk2",
     "fit own:model --nfe 8 --tolerance 0 --out s.json": "the tolerance must be positive",
     f"fit own:model --family rk2 --start euler {FIT}": "has a start of its own",
+    f"fit own:model --fid nowhere {FIT}": "there is no nowhere; expected a folder of bespoke data, or an .npz file",
+    "eval own:model --solver board.json --out r --fid folder.json": "there is no prepared data set in folder.json",
+    "eval own:model --solver board.json --out r --fid own.py": "own.py is damaged or no file of statistics",
+    "paper own:model --out r --real nowhere": "there is no nowhere; expected a folder",
     "eval own:model --solver board.json --out own.py": "own.py is a file; expected a folder",
 }
 

@@ -27,7 +27,7 @@ from bespoke_solvers.cli.common import (
     solvers,
 )
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.judge import FINE
+from bespoke_solvers.judge import FINE, check_real
 from bespoke_solvers.models import copies, resolve
 
 
@@ -64,6 +64,8 @@ def eval(
 
     With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
+    if fid:
+        check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
     found, resolved = solvers(solver), resolve(model, guidance, **more)
     everything = baselines.strip() == "all"

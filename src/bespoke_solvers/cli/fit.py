@@ -26,6 +26,7 @@ from bespoke_solvers.cli.common import (
     output_file,
 )
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.judge import check_real
 from bespoke_solvers.models import copies, resolve
 from bespoke_solvers.solver import save
 from bespoke_solvers.table import Table
@@ -87,6 +88,8 @@ def fit(
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
     if fresh and paths is not None:
         raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
+    if fid:
+        check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
     resolved = resolve(model, guidance, **more)
     learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}

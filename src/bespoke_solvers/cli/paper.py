@@ -11,6 +11,7 @@ import typer
 from bespoke_solvers.adapters.diffusers import TRAINING, read_json
 from bespoke_solvers.cells import Store
 from bespoke_solvers.cli.common import InceptionFile, Quiet, judge, numbers, output_folder, without_folders
+from bespoke_solvers.judge import check_real
 from bespoke_solvers.models import copies, folder_of, resolve
 from bespoke_solvers.paper import figures, plan
 from bespoke_solvers.paper.lab import EXACT, Lab, mark
@@ -78,6 +79,8 @@ def paper(
     trained |= _trained(training or [], names)
     command = without_folders()
     store = Store(out / "cells", plan.KEY, command, say=lambda line: None if quiet else typer.echo(line, err=True))
+    if real and not draw:
+        check_real(real)
     if dry_run:
         for name, scale in names.values() if not draw else ():
             resolve(name, scale, device=device)
