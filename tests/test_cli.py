@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from bespoke_solvers import load, toy
+from bespoke_solvers import load, toy, zoo
 from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
+from bespoke_solvers.metrics import decimals
 from bespoke_solvers.report import significant
 from bespoke_solvers.solver import available, save
 from bespoke_solvers.table import Table
@@ -197,6 +198,15 @@ def test_show_explains_a_file(solver, here, capsys):
     assert re.search(r"evaluations spent: [\d,]+ reference, [\d,]+ forward, [\d,]+ backward", printed)
     assert len(re.findall(r"^  \d   (?:\d\.\d{5}|result)", printed, re.MULTILINE)) == 5
     assert size("theta.png")[0] > 1000
+
+
+def test_show_tells_what_was_measured_also_without_a_base_method(capsys):
+    run("show", "zoo:cifar10-fm-ot")
+    measured = [load(zoo.folder("zoo:cifar10-fm-ot") / zoo.RK2_BESPOKE, nfe).validation for nfe in (8, 10)]
+    told = re.findall(
+        r"on 512 samples: RMSE (\S+) \((\S+) dB\); exact: 241 NFE$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert told == [(decimals(each["rmse"]), f"{each['psnr']:.1f}") for each in measured]
 
 
 def test_show_says_what_a_solver_was_made_for(solver, here, capsys):

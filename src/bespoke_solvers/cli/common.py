@@ -117,19 +117,21 @@ def judge(
 
 
 def in_figures(validation: dict[str, Any]) -> str:
-    """The quality of a solver beside that of its base method."""
+    """The quality of a solver, beside that of its base method and with the cost of the exact samples where it says."""
 
     def shown(prefix: str) -> str:
-        rmse, psnr = validation[f"{prefix}rmse"], validation[f"{prefix}psnr"]
+        rmse, psnr = validation.get(f"{prefix}rmse"), validation.get(f"{prefix}psnr")
         return "no finite samples" if rmse is None or psnr is None else f"{decimals(rmse)} ({psnr:.1f} dB)"
 
-    figures = [validation["rmse"], validation["baseline_rmse"]]
-    worse = None not in figures and figures[0] > figures[1]
-    return (
-        f"RMSE {shown('')}; {validation['baseline']} at the same cost {shown('baseline_')}; exact: "
-        f"{validation['reference_evaluations']:.0f} NFE"
-        + ("; not closer in RMSE: fit to more paths (--paths), or with more effort (--effort)" if worse else "")
-    )
+    told = [f"RMSE {shown('')}"]
+    if "baseline" in validation:
+        told.append(f"{validation['baseline']} at the same cost {shown('baseline_')}")
+    if "reference_evaluations" in validation:
+        told.append(f"exact: {validation['reference_evaluations']:.0f} NFE")
+    own, other = validation.get("rmse"), validation.get("baseline_rmse")
+    if own is not None and other is not None and own > other:
+        told.append("not closer in RMSE: fit to more paths (--paths), or with more effort (--effort)")
+    return "; ".join(told)
 
 
 def solver_file(name: str) -> Path:
