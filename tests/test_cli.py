@@ -48,6 +48,7 @@ dtype = broken(lambda x: x.double())
 picture = lambda: Model(velocity=lambda t, x: -x, shape=(3, 4, 4), schedule=schedules.CondOT())
 latent = lambda: Model(velocity=lambda t, x: -x, shape=(4, 4, 4), schedule=schedules.CondOT())
 number = lambda: 3
+text = "a model"
 given = lambda scale: model()
 """
 
@@ -167,6 +168,13 @@ def test_eval_puts_a_named_baseline_on_its_best_grid_and_names_what_is_left_out(
     assert "its standard error is at most" in printed
 
 
+def test_a_model_may_be_named_itself(solver, here):
+    """`own:board` is a Model, `own:model` a function that returns one."""
+    run("sample", "own:board", "--solver", solver, "--seeds", "3", "--out", "named.safetensors", "--quiet")
+    run("sample", "own:model", "--solver", solver, "--seeds", "3", "--out", "made.safetensors", "--quiet")
+    torch.testing.assert_close(load_file("named.safetensors"), load_file("made.safetensors"))
+
+
 def test_one_file_for_several_nfe(here, capsys):
     run("fit", "own:model", "--nfe", "3-5,7", "--out", "s.json", "--effort", "low", *QUICK[:-3], "--quiet")
     assert available("s.json") == [3, 4, 5, 7]
@@ -266,7 +274,8 @@ REFUSALS = {
     f"fit digits {FIT}": "unknown model 'digits'; expected zoo:cifar10-eps-vp, ",
     f"fit toy:digit {FIT}": "unknown toy model 'toy:digit'",
     f"fit mine:model {FIT}": "there is no module 'mine'",
-    f"fit own:modell {FIT}": "has no function 'modell'",
+    f"fit own:modell {FIT}": "a bespoke_solvers.Model, or a function that returns one; the module has no 'modell'",
+    f"fit own:text {FIT}": "own:text must be a bespoke_solvers.Model, or a function that returns one; it is a str",
     f"fit own:number {FIT}": "returned a int; it must return a bespoke_solvers.Model",
     f"fit own:given {FIT}": "takes the arguments scale; it must take none",
     f"fit own:nan {FIT}": "velocity is not finite",

@@ -22,7 +22,7 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=f"{', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), a "
-        "folder of diffusers, or package.module:function",
+        "folder of diffusers, or package.module:name of a Model or a function that returns one",
     ),
 ]
 SOLVER = "The solver file; its folder; its repository on the Hugging Face Hub (user/name); or zoo:NAME."
