@@ -237,6 +237,9 @@ def test_dry_runs_write_nothing(solver, here, capsys):
     assert "64, 32 at a time, in zoo-cifar10-fm-ot-w2.bank" in capsys.readouterr().out, "another guidance, other paths"
     run("eval", "toy:checkerboard", "--solver", solver, "--out", "results", "--dry-run")
     assert "evaluations" in capsys.readouterr().out
+    run("sample", "own:model", "--solver", solver, "--seeds", "0-9", "--out", "points.png", "--dry-run")
+    assert "10 samples of own:model" in (printed := capsys.readouterr().out)
+    assert "4 evaluations each, 40 in all; output points.png" in printed
     assert [file.name for file in here.iterdir() if file.name != "__pycache__"] == ["own.py"]
 
 
@@ -306,6 +309,8 @@ REFUSALS = {
     "eval own:model --solver board.json --out r --fid folder.json": "there is no prepared data set in folder.json",
     "eval own:model --solver board.json --out r --fid own.py": "own.py is damaged or no file of statistics",
     "paper own:model --out r --real nowhere": "there is no nowhere; expected a folder",
+    "eval own:model --solver board.json --out own.py --dry-run": "own.py is a file; expected a folder",
+    f"sample own:picture --solver board.json {PNG} --dry-run": "shape [2] (here [3, 4, 4])",
     "eval own:model --solver board.json --out own.py": "own.py is a file; expected a folder",
 }
 

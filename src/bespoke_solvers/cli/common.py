@@ -49,6 +49,7 @@ FidSamples = Annotated[int, typer.Option(min=2, help="How many samples to measur
 InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 # What was typed, for provenance; `main` sets it, and where the commands are called otherwise it is not known.
 command_line: ContextVar[str] = ContextVar("command_line", default="bespoke ...")
@@ -94,10 +95,15 @@ def output_file(path: Path, *endings: str) -> Path:
     return path
 
 
-def output_folder(path: Path) -> Path:
-    """The folder, made if need be."""
+def check_folder(path: Path) -> None:
+    """Refuse a file in the place of a folder."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"the output {path} is a file; expected a folder")
+
+
+def output_folder(path: Path) -> Path:
+    """The folder, made if need be."""
+    check_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -9,6 +9,7 @@ from bespoke_solvers import comparison, dedicated, eval_report, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
     SOLVER,
+    DryRun,
     FidSamples,
     FidTo,
     Guidance,
@@ -19,6 +20,7 @@ from bespoke_solvers.cli.common import (
     Prompts,
     Quiet,
     Size,
+    check_folder,
     command_line,
     judge,
     numbers,
@@ -52,7 +54,7 @@ def eval(
     fid_samples: FidSamples = 50_000,
     inception: InceptionFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    dry_run: DryRun = False,
     guidance: Guidance = None,
     prompts: Prompts = None,
     size: Size = None,
@@ -74,6 +76,7 @@ def eval(
     for each in found:
         each.check(resolved)
     if dry_run:
+        check_folder(out)
         cost = sum(table.nfe for tables in methods.values() for table in tables)
         typer.echo(
             f"would compare {', '.join(methods)} on {samples} samples of {model}: {cost * samples:,} evaluations"

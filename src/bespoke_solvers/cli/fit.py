@@ -9,6 +9,7 @@ import typer
 from bespoke_solvers import dedicated, families, fitting, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
+    DryRun,
     FidSamples,
     FidTo,
     Guidance,
@@ -71,7 +72,7 @@ def fit(
     inception: InceptionFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    dry_run: DryRun = False,
     guidance: Guidance = None,
     prompts: Prompts = None,
     size: Size = None,
