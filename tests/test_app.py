@@ -197,6 +197,21 @@ def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
     assert "pip install 'bespoke-solvers[app]'" in capsys.readouterr().err
 
 
+def test_a_dry_run_serves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bespoke_solvers.app.gradio", lambda: None)
+    monkeypatch.setattr("bespoke_solvers.app.serve", lambda *arguments: pytest.fail("served"))
+    save([Solver(baseline("euler", nfe, toy.load(MODEL))) for nfe in (5, 8)], tmp_path / "s.json")
+    for also, code, told in [
+        (ALSO, 0, f"would show {MODEL}, {ALSO} with s.json (5, 8 NFE)\nat 127.0.0.1, port from 7860 on"),
+        ("toy:digit", 1, "unknown toy model 'toy:digit'"),
+    ]:
+        with pytest.raises(SystemExit) as end:
+            main(["app", MODEL, str(tmp_path / "s.json"), "--also", also, "--dry-run"])
+        assert (end.value.code or 0) == code
+        printed = capsys.readouterr()
+        assert told in (printed.err if code else printed.out)
+
+
 @pytest.mark.parametrize(
     ("more", "host", "warned"),
     [([], "127.0.0.1", False), (["--host", "localhost"], "localhost", False), (["--host", "0.0.0.0"], "0.0.0.0", True)],

@@ -27,6 +27,7 @@ from bespoke_solvers.pictures import to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import noise_seeds
+from picture_files import mnist_folder, prepare
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--nfe", "4", "5", "--paths", "16", "--samples", "16", "--batch-size", "16", "--adam", "5"]
@@ -200,7 +201,9 @@ def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_p
 
     for name in models.PATHS:
         models.link(networks / name, tmp_path / "folders" / name)
-    given = {"models": networks, "work": tmp_path, "real": tmp_path, "weights": tmp_path / "weights", "left": 0}
+    real = tmp_path / "real"
+    prepare(mnist_folder(tmp_path / "mnist"), real)
+    given = {"models": networks, "work": tmp_path, "real": real, "weights": tmp_path / "weights", "left": 0}
     known = {EXACT, *dedicated.NAMES, *frontier.LEARNED, frontier.TRANSFERRED, frontier.REFINED}
     seen = set()
     for line in [line for lanes in module.STAGES for lines in lanes.values() for line in lines]:

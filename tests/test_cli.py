@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from bespoke_solvers import load
+from bespoke_solvers import load, toy, zoo
 from bespoke_solvers.cli import main
 from bespoke_solvers.cli.common import numbers
 from bespoke_solvers.dedicated import NAMES
+from bespoke_solvers.metrics import decimals
 from bespoke_solvers.report import significant
 from bespoke_solvers.solver import available, save
 from bespoke_solvers.table import Table
@@ -47,6 +48,7 @@ dtype = broken(lambda x: x.double())
 picture = lambda: Model(velocity=lambda t, x: -x, shape=(3, 4, 4), schedule=schedules.CondOT())
 latent = lambda: Model(velocity=lambda t, x: -x, shape=(4, 4, 4), schedule=schedules.CondOT())
 number = lambda: 3
+text = "a model"
 given = lambda scale: model()
 """
 
@@ -166,6 +168,13 @@ def test_eval_puts_a_named_baseline_on_its_best_grid_and_names_what_is_left_out(
     assert "its standard error is at most" in printed
 
 
+def test_a_model_may_be_named_itself(solver, here):
+    """`own:board` is a Model, `own:model` a function that returns one."""
+    run("sample", "own:board", "--solver", solver, "--seeds", "3", "--out", "named.safetensors", "--quiet")
+    run("sample", "own:model", "--solver", solver, "--seeds", "3", "--out", "made.safetensors", "--quiet")
+    torch.testing.assert_close(load_file("named.safetensors"), load_file("made.safetensors"))
+
+
 def test_one_file_for_several_nfe(here, capsys):
     run("fit", "own:model", "--nfe", "3-5,7", "--out", "s.json", "--effort", "low", *QUICK[:-3], "--quiet")
     assert available("s.json") == [3, 4, 5, 7]
@@ -199,6 +208,15 @@ def test_show_explains_a_file(solver, here, capsys):
     assert size("theta.png")[0] > 1000
 
 
+def test_show_tells_what_was_measured_also_without_a_base_method(capsys):
+    run("show", "zoo:cifar10-fm-ot")
+    measured = [load(zoo.folder("zoo:cifar10-fm-ot") / zoo.RK2_BESPOKE, nfe).validation for nfe in (8, 10)]
+    told = re.findall(
+        r"on 512 samples: RMSE (\S+) \((\S+) dB\); exact: 241 NFE$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert told == [(decimals(each["rmse"]), f"{each['psnr']:.1f}") for each in measured]
+
+
 def test_show_says_what_a_solver_was_made_for(solver, here, capsys):
     made = load(solver)
     begun = Table(made.table.t[1:], made.table.a[1:], made.table.b[1:, 1:])
@@ -219,7 +237,36 @@ def test_dry_runs_write_nothing(solver, here, capsys):
     assert "64, 32 at a time, in zoo-cifar10-fm-ot-w2.bank" in capsys.readouterr().out, "another guidance, other paths"
     run("eval", "toy:checkerboard", "--solver", solver, "--out", "results", "--dry-run")
     assert "evaluations" in capsys.readouterr().out
+    run("sample", "own:model", "--solver", solver, "--seeds", "0-9", "--out", "points.png", "--dry-run")
+    assert "10 samples of own:model" in (printed := capsys.readouterr().out)
+    assert "4 evaluations each, 40 in all; output points.png" in printed
     assert [file.name for file in here.iterdir() if file.name != "__pycache__"] == ["own.py"]
+
+
+def test_a_dry_run_of_eval_counts_all_that_it_would_do(solver, here, capsys, monkeypatch):
+    """Batches of 8 are those of the tables: a fingerprint takes 4 samples, and the picture of paths 3."""
+    model, batches = toy.checkerboard(), []
+
+    def velocity(t, x):
+        batches.append(len(x))
+        return model.velocity(t, x)
+
+    counted = dataclasses.replace(model, velocity=velocity)
+    monkeypatch.setattr("bespoke_solvers.cli.eval.resolve", lambda *arguments, **options: counted)
+    methods = "euler,dpmpp-2m,ipndm@karras,edm-heun"
+    command = ["eval", "own:model", "--solver", solver, "--out", "r", "--baselines", methods, "--nfe", "5,6", "--quiet"]
+    command += ["--samples", 8, "--batch-size", 8]
+    run(*command, "--dry-run")
+    compared, searched, exact, _ = capsys.readouterr().out.splitlines()
+    run(*command)
+    assert int(re.match(r"and (\d+) exact samples", exact)[1]) == 8 * len(list(here.glob("r/bank/*-0-0*.safetensors")))
+    batches.clear()
+    run(*command)  # with the exact samples of the first time
+    expected = sum(int(re.search(r"(\S+) evaluations", line)[1].replace(",", "")) for line in (compared, searched))
+    assert sum(size for size in batches if size == 8) == expected
+    capsys.readouterr()
+    run(*command, "--baselines", "euler,ipndm@karras", "--dry-run")
+    assert "time grids" not in capsys.readouterr().out, "no grid is to be chosen"
 
 
 FIT = "--nfe 8 --out s.json " + " ".join(QUICK)
@@ -230,7 +277,8 @@ REFUSALS = {
     f"fit digits {FIT}": "unknown model 'digits'; expected zoo:cifar10-eps-vp, ",
     f"fit toy:digit {FIT}": "unknown toy model 'toy:digit'",
     f"fit mine:model {FIT}": "there is no module 'mine'",
-    f"fit own:modell {FIT}": "has no function 'modell'",
+    f"fit own:modell {FIT}": "a bespoke_solvers.Model, or a function that returns one; the module has no 'modell'",
+    f"fit own:text {FIT}": "own:text must be a bespoke_solvers.Model, or a function that returns one; it is a str",
     f"fit own:number {FIT}": "returned a int; it must return a bespoke_solvers.Model",
     f"fit own:given {FIT}": "takes the arguments scale; it must take none",
     f"fit own:nan {FIT}": "velocity is not finite",
@@ -257,6 +305,12 @@ REFUSALS = {
     "fit own:model --nfe 8 --family rk2 --effort low --out s.json": "effort 'low' for rk2",
     "fit own:model --nfe 8 --tolerance 0 --out s.json": "the tolerance must be positive",
     f"fit own:model --family rk2 --start euler {FIT}": "has a start of its own",
+    f"fit own:model --fid nowhere {FIT}": "there is no nowhere; expected a folder of bespoke data, or an .npz file",
+    "eval own:model --solver board.json --out r --fid folder.json": "there is no prepared data set in folder.json",
+    "eval own:model --solver board.json --out r --fid own.py": "own.py is damaged or no file of statistics",
+    "paper own:model --out r --real nowhere": "there is no nowhere; expected a folder",
+    "eval own:model --solver board.json --out own.py --dry-run": "own.py is a file; expected a folder",
+    f"sample own:picture --solver board.json {PNG} --dry-run": "shape [2] (here [3, 4, 4])",
     "eval own:model --solver board.json --out own.py": "own.py is a file; expected a folder",
 }
 

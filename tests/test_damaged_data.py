@@ -293,6 +293,9 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
 def test_the_command_says_what_it_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cifar_folder(Path("cifar"))
+    run("data", "cifar", "--out", "train", "--dry-run")
+    assert capsys.readouterr().out.startswith("would read cifar10: pictures, 10 classes: airplane, ")
+    assert not Path("train").exists()
     run("data", "cifar", "--out", "train", "--quiet")
     assert capsys.readouterr().out == (
         "cifar10: 100 pictures of 3 x 32 x 32, 10 classes: airplane, automobile, bird, cat, deer, dog, frog, horse, "
@@ -302,6 +305,8 @@ def test_the_command_says_what_it_found(tmp_path, monkeypatch, capsys):
     assert len(data.load(Path("test"))) == 20
     for i in range(20):
         save(random_picture(20, 30), Path("pictures") / f"class{i:02d}" / "1.jpg")
+    run("data", "pictures", "--size", 10, "--out", "pictures10", "--dry-run")
+    assert "would read pictures: 20 pictures, 20 classes: class00, " in capsys.readouterr().out
     run("data", "pictures", "--size", 10, "--out", "pictures10", "--quiet")
     printed = capsys.readouterr().out
     assert "pictures: 20 pictures of 3 x 10 x 10, 20 classes: class00, class01, " in printed
@@ -314,6 +319,7 @@ REFUSALS = {
     "data nothing --out out": "there is no nothing; expected a folder",
     "data cifar --out out --size 16": "--size 16 is for pictures of any size; those of data_batch_1.bin",
     "data text --out out": "b.png cannot be read",
+    "data cifar --out cifar --dry-run": "cifar holds other files; give the name of a new or an empty folder",
     "data cifar --out cifar": "cifar holds other files; give the name of a new or an empty folder",
 }
 

@@ -15,16 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 import bespoke_solvers
 from bespoke_solvers import Solver, toy
-from bespoke_solvers.cli import app
 from bespoke_solvers.dedicated import baseline
 from bespoke_solvers.description import describe
-from bespoke_solvers.solver import save
 from picture_files import cifar_folder
-from run_page import run_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -165,15 +161,6 @@ def commands(program: str, page: str | None = None) -> list[str]:
     return re.findall(rf"^(?: {{4}})?({program}.*)$", re.sub(r"\\\n\s*", "", text), re.M)
 
 
-def test_commands_have_the_options_that_the_pages_give_them():
-    group = typer.main.get_command(app)
-    found = commands("bespoke ")
-    assert len(found) > 20
-    for line in found:
-        _, name, *arguments = shlex.split(line, comments=True)
-        group.commands[name].make_context(name, arguments)  # parses, and does not run
-
-
 class Parsed(Exception):  # noqa: N818, it is no error
     """What stops a benchmark once it has read its options."""
 
@@ -194,22 +181,6 @@ def test_benchmarks_have_the_options_that_the_pages_give_them(monkeypatch):
         monkeypatch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(Parsed):
             importlib.import_module(module).main()
-
-
-def test_the_commands_of_the_readme(tmp_path, monkeypatch, capsys):
-    """Fits and comparisons with --dry-run, the rest as printed; the checkerboard stands for a model of one's own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mine.py").write_text("from bespoke_solvers import toy\nmodel = lambda: toy.load('toy:checkerboard')\n")
-    model = toy.load("toy:checkerboard")
-    fit, compare, *others = commands("bespoke ", "README.md")
-    run_command(f"{fit} --dry-run")
-    assert capsys.readouterr().out.count("solver      ns") == 7
-    save([Solver(baseline("dpmpp-2m", nfe, model), model=describe(model)) for nfe in range(4, 11)], tmp_path / "s.json")
-    run_command(f"{compare} --dry-run")
-    for line in others:
-        run_command(line)
-    assert (tmp_path / "grid.png").exists()
 
 
 def test_the_pictures_of_how_it_works(monkeypatch):

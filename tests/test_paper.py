@@ -190,8 +190,10 @@ def test_a_network_with_and_without_guidance(tmp_path, monkeypatch, short_fits):
 
     real = fid.statistics([torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8)], features, keep=64)
     monkeypatch.setattr("bespoke_solvers.cli.paper.judge", lambda *_: Judge(real, features, 4, 0, 4))
-    options = ["--guidance", "2", "--real", tmp_path, "--fid-samples", "4", "--tolerance", "1e-2", "--device", "cpu"]
-    run(folder, *TINY, *options, *FEWER, "--only", "tab:cifar10_a", "--out", tmp_path / "out")
+    real.save(tmp_path / "real.npz")
+    options = ["--guidance", "2", "--real", tmp_path / "real.npz", "--fid-samples", "4", "--tolerance", "1e-2"]
+    options += ["--device", "cpu", "--only", "tab:cifar10_a"]
+    run(folder, *TINY, *options, *FEWER, "--out", tmp_path / "out")
     records = [json.loads(line) for several in lines(tmp_path / "out").values() for line in several]
     assert {record["model"] for record in records} == {"tiny", "tiny, guidance 2"}
     judged = {(r["model"], r["method"]) for r in records if r["measured"] == "fid"}

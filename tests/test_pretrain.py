@@ -302,6 +302,8 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     arguments = ["pretrain", "tiny", "--data", folder, "--out", folder / "out", "--quiet", "--steps"]
     code, printed = command(capsys, *arguments, 2, "--batch-size", 4, "--half")
     assert (code, "tiny, 2 steps, 8 pictures seen" in printed) == (0, True)
+    code, printed = command(capsys, *arguments, 3, "--batch-size", 4, "--dry-run")
+    assert (code, "for 3 steps with 4 pictures in a step, from step 2 on" in printed) == (0, True)
     code, printed = command(capsys, *arguments, 3, "--batch-size", 4)
     assert (code, "3 steps, 12 pictures" in printed) == (0, True)
     code, printed = command(capsys, *arguments, 3, "--batch-size", 5, "--seed", 1)
@@ -322,6 +324,14 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     assert "holds a model already, and no checkpoint; give another --out" in printed
 
 
+def test_a_dry_run_trains_nothing(folder, capsys, tiny):
+    arguments = ["pretrain", "tiny", "--data", folder, "--out", folder / "out", "--minutes", 2.5, "--dry-run"]
+    code, printed = command(capsys, *arguments)
+    assert code == 0
+    assert "would train tiny on greys: 32 pictures of 1 x 8 x 8\nfor 2.5 minutes with 8 pictures in a step;" in printed
+    assert not (folder / "out").exists()
+
+
 REFUSALS = {
     "tinny --data . --out o --steps 1": "unknown configuration 'tinny'; expected one of small-fm-ot, small-fm-v-cs",
     "tiny --data . --out o": "give either steps or minutes, got steps = None and minutes = None",
@@ -330,6 +340,8 @@ REFUSALS = {
     "tiny --data . --out o --minutes -1": "must be positive, got -1.0",
     "tiny --data none --out o --steps 1": "there is no prepared data set in none",
     "tiny --data . --out data.json --steps 1": "data.json is a file; expected a folder",
+    "tiny --data . --out data.json --steps 1 --dry-run": "data.json is a file; expected a folder",
+    "tiny --data . --out o --steps 1 --fid none": "there is no none; expected a folder of bespoke data",
     "small-fm-ot --data . --out o --steps 1": "pictures of 1 or 3 colours x 32 x 32, but greys has 1 x 8 x 8",
 }
 

@@ -183,6 +183,7 @@ METHODS: dict[str, Dedicated] = {
     "dpm-2": Dedicated(2, dpm_2, "log-snr", nfe=range(2, sys.maxsize, 2)),
     "dpmpp-2m": Dedicated(2, partial(multistep, order=2, weights=dpm_solver), "log-snr"),
     "dpmpp-3m": Dedicated(2, partial(multistep, order=3, weights=dpm_solver), "log-snr"),
+    # DEIS with polynomials in log(sigma / alpha), as in diffusers; those of tAB-DEIS are in t
     "deis": Dedicated(3, partial(multistep, order=3, prediction="x0"), "uniform"),
     "ipndm": Dedicated(
         2, partial(multistep, order=4, prediction="x0", weights=adams_bashforth, careful_below=0), "uniform"

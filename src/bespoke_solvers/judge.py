@@ -91,6 +91,16 @@ def in_words(exact: Mapping[str, Any]) -> str:
     return f"{exact['fid']:.2f}" + (f" ({exact['by']})" if "by" in exact else "")
 
 
+def check_real(path: Path) -> None:
+    """Refuse what `real_pictures` cannot read; it needs no features, so it can be said before any work."""
+    if path.is_dir():
+        data.load(path)
+    elif path.exists():
+        fid.load(path)
+    else:
+        raise ValueError(f"there is no {path}; expected a folder of bespoke data, or an .npz file of statistics")
+
+
 def real_pictures(path: Path, features: fid.Features) -> fid.Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz)."""
     if not path.is_dir():

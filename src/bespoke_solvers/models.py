@@ -1,4 +1,4 @@
-"""A model from its name: `zoo:NAME`, `toy:NAME`, a folder of diffusers, or `package.module:function` of one's own."""
+"""A model from its name: `zoo:NAME`, `toy:NAME`, a folder of diffusers, or `package.module:name` of one's own."""
 
 import importlib
 import inspect
@@ -48,13 +48,16 @@ def resolve(
         raise ValueError(f"guidance {guidance:g} is for models in diffusers' folders; {name} brings its own, or none")
     if name.startswith("toy:"):
         return toy.load(name)
-    module, colon, function = name.replace(".py:", ":").partition(":")
-    if not (colon and module and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+    module, colon, own = name.replace(".py:", ":").partition(":")
+    if not (colon and module and own.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError(
             f"unknown model {name!r}; expected {', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard, a folder of "
-            "diffusers, or package.module:function, which takes no arguments and returns a bespoke_solvers.Model"
+            "diffusers, or package.module:name of a bespoke_solvers.Model, or of a function without arguments that "
+            "returns one"
         )
-    make = _function(module, function)
+    make = _look_up(module, own)
+    if isinstance(make, Model):
+        return make
     required = [
         p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
@@ -72,7 +75,7 @@ def copies(name: str, guidance: float | None = None, **options: Any) -> list[Mod
     return [resolve(name, guidance, device=f"cuda:{i}", **options) for i in others]
 
 
-def _function(module: str, function: str) -> Callable[[], Any]:
+def _look_up(module: str, name: str) -> Model | Callable[[], Any]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -82,8 +85,10 @@ def _function(module: str, function: str) -> Callable[[], Any]:
         if error.name is None or not (module + ".").startswith(error.name + "."):
             raise  # the module is there, but something that it imports is not
         raise ValueError(
-            f"there is no module {error.name!r} for the model {module}:{function}, neither installed nor in {here}"
+            f"there is no module {error.name!r} for the model {module}:{name}, neither installed nor in {here}"
         ) from error
-    if not callable(getattr(found, function, None)):
-        raise ValueError(f"the module {module!r} has no function {function!r}")
-    return getattr(found, function)  # type: ignore[no-any-return]
+    own = getattr(found, name, None)
+    if not isinstance(own, Model) and not callable(own):
+        got = f"it is a {type(own).__name__}" if hasattr(found, name) else f"the module has no {name!r}"
+        raise ValueError(f"{module}:{name} must be a bespoke_solvers.Model, or a function that returns one; {got}")
+    return own

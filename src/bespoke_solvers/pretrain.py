@@ -23,6 +23,7 @@ from bespoke_solvers.run import Rate
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Model, default_device
 
+CHECKPOINT = "checkpoint.pt"
 EMA_DECAY = 0.9999
 LARGEST_GRADIENT = 1.0
 REPORT = 50  # steps between two looks at the loss; a look waits for the GPU
@@ -270,7 +271,7 @@ def train(
     """
     device = torch.device(device or default_device())
     gpus = [device] if device.type == "cuda" else []
-    checkpoint = out / "checkpoint.pt"
+    checkpoint = out / CHECKPOINT
     state = read_checkpoint(checkpoint, plan.settings)
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
     with (

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import app as page
-from bespoke_solvers.cli.common import ModelName, Offloading, Precision, Prompts, Size, of_pipelines, solvers
+from bespoke_solvers.cli.common import DryRun, ModelName, Offloading, Precision, Prompts, Size, of_pipelines, solvers
 from bespoke_solvers.models import resolve
 from bespoke_solvers.playground import Playground
 
@@ -32,6 +32,7 @@ def app(
     size: Size = None,
     dtype: Precision = None,
     offload: Offloading = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Show MODEL's samples by solvers, by a baseline and exact, side by side in a page on this machine."""
     page.gradio()
@@ -41,9 +42,17 @@ def app(
             "password; leave out --host to keep it to yourself",
             err=True,
         )
-    load = partial(resolve, **of_pipelines(prompts, size, dtype, offload))
+    more = of_pipelines(prompts, size, dtype, offload)
     found = {short: solvers(name) for short, name in _by_short_names(solver or []).items()}
-    page.serve(Playground(load, [model, *(also or [])], found, tolerance), host, port)
+    models = [model, *(also or [])]
+    if dry_run:
+        for name in models:
+            resolve(name, **more)
+        listed = [f"{short} ({', '.join(str(each.nfe) for each in several)} NFE)" for short, several in found.items()]
+        typer.echo(f"would show {', '.join(models)} with {', '.join(listed) or 'no solver'}")
+        typer.echo(f"at {host}, port {port or 'from 7860 on, the first free one'}")
+        return
+    page.serve(Playground(partial(resolve, **more), models, found, tolerance), host, port)
 
 
 def _by_short_names(names: Sequence[str]) -> dict[str, str]:

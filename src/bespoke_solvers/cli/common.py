@@ -12,7 +12,7 @@ import typer
 from bespoke_solvers import hub, inception, zoo
 from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.cells import name_only
-from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.judge import Judge, check_real, real_pictures
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
@@ -22,7 +22,7 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=f"{', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), a "
-        "folder of diffusers, or package.module:function",
+        "folder of diffusers, or package.module:name of a Model or a function that returns one",
     ),
 ]
 SOLVER = "The solver file; its folder; its repository on the Hugging Face Hub (user/name); or zoo:NAME."
@@ -49,6 +49,7 @@ FidSamples = Annotated[int, typer.Option(min=2, help="How many samples to measur
 InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 # What was typed, for provenance; `main` sets it, and where the commands are called otherwise it is not known.
 command_line: ContextVar[str] = ContextVar("command_line", default="bespoke ...")
@@ -94,10 +95,15 @@ def output_file(path: Path, *endings: str) -> Path:
     return path
 
 
-def output_folder(path: Path) -> Path:
-    """The folder, made if need be."""
+def check_folder(path: Path) -> None:
+    """Refuse a file in the place of a folder."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"the output {path} is a file; expected a folder")
+
+
+def output_folder(path: Path) -> Path:
+    """The folder, made if need be."""
+    check_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -111,24 +117,27 @@ def judge(
     to: Path, weights: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet, **more: Any
 ) -> Judge:
     """What measures FID and KID to real pictures."""
+    check_real(to)  # before weights are downloaded for nothing
     features = inception.load(weights)
     return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set, **more)
 
 
 def in_figures(validation: dict[str, Any]) -> str:
-    """The quality of a solver beside that of its base method."""
+    """The quality of a solver, beside that of its base method and with the cost of the exact samples where it says."""
 
     def shown(prefix: str) -> str:
-        rmse, psnr = validation[f"{prefix}rmse"], validation[f"{prefix}psnr"]
+        rmse, psnr = validation.get(f"{prefix}rmse"), validation.get(f"{prefix}psnr")
         return "no finite samples" if rmse is None or psnr is None else f"{decimals(rmse)} ({psnr:.1f} dB)"
 
-    figures = [validation["rmse"], validation["baseline_rmse"]]
-    worse = None not in figures and figures[0] > figures[1]
-    return (
-        f"RMSE {shown('')}; {validation['baseline']} at the same cost {shown('baseline_')}; exact: "
-        f"{validation['reference_evaluations']:.0f} NFE"
-        + ("; not closer in RMSE: fit to more paths (--paths), or with more effort (--effort)" if worse else "")
-    )
+    told = [f"RMSE {shown('')}"]
+    if "baseline" in validation:
+        told.append(f"{validation['baseline']} at the same cost {shown('baseline_')}")
+    if "reference_evaluations" in validation:
+        told.append(f"exact: {validation['reference_evaluations']:.0f} NFE")
+    own, other = validation.get("rmse"), validation.get("baseline_rmse")
+    if own is not None and other is not None and own > other:
+        told.append("not closer in RMSE: fit to more paths (--paths), or with more effort (--effort)")
+    return "; ".join(told)
 
 
 def solver_file(name: str) -> Path:

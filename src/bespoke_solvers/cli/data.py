@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from bespoke_solvers.cli.common import Quiet
-from bespoke_solvers.data import prepare
+from bespoke_solvers.cli.common import DryRun, Quiet
+from bespoke_solvers.data import check, prepare
 
 
 def data(
@@ -25,12 +25,23 @@ def data(
         ),
     ] = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which part of the data set.")] = "train",
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Bring a data set of pictures into a form that training and evaluation read quickly."""
+    if dry_run:
+        found = check(source, out, size=size, split=split)
+        counted = "pictures" if found.count is None else f"{found.count:,} pictures"
+        typer.echo(f"would read {found.name}: {counted}, {_in_words(found.classes)}")
+        typer.echo(f"and write them to {out}")
+        return
     pictures = prepare(source, out, size=size, split=split, progress=not quiet)
     count, channels, height, width = pictures.pixels.shape
-    names = pictures.classes if len(pictures.classes) < 12 else [*pictures.classes[:5], "...", pictures.classes[-1]]
-    classes = f"{len(pictures.classes)} classes: {', '.join(names)}" if names else "no classes"
-    typer.echo(f"{pictures.name}: {count:,} pictures of {channels} x {height} x {width}, {classes}")
+    told = f"{count:,} pictures of {channels} x {height} x {width}, {_in_words(pictures.classes)}"
+    typer.echo(f"{pictures.name}: {told}")
     typer.echo(f"{out}: {pictures.pixels.nbytes / 2**20:,.1f} MiB")
+
+
+def _in_words(classes: list[str]) -> str:
+    names = classes if len(classes) < 12 else [*classes[:5], "...", classes[-1]]
+    return f"{len(classes)} classes: {', '.join(names)}" if names else "no classes"

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from bespoke_solvers import comparison, dedicated, eval_report
+from bespoke_solvers import comparison, dedicated, eval_report, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
     SOLVER,
+    DryRun,
     FidSamples,
     FidTo,
     Guidance,
@@ -19,6 +20,7 @@ from bespoke_solvers.cli.common import (
     Prompts,
     Quiet,
     Size,
+    check_folder,
     command_line,
     judge,
     numbers,
@@ -27,6 +29,7 @@ from bespoke_solvers.cli.common import (
     solvers,
 )
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.judge import FINE, check_real
 from bespoke_solvers.models import copies, resolve
 
 
@@ -51,7 +54,7 @@ def eval(
     fid_samples: FidSamples = 50_000,
     inception: InceptionFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    dry_run: DryRun = False,
     guidance: Guidance = None,
     prompts: Prompts = None,
     size: Size = None,
@@ -63,6 +66,8 @@ def eval(
 
     With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
+    if fid:
+        check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
     found, resolved = solvers(solver), resolve(model, guidance, **more)
     everything = baselines.strip() == "all"
@@ -71,13 +76,23 @@ def eval(
     for each in found:
         each.check(resolved)
     if dry_run:
+        check_folder(out)
         cost = sum(table.nfe for tables in methods.values() for table in tables)
         typer.echo(
             f"would compare {', '.join(methods)} on {samples} samples of {model}: {cost * samples:,} evaluations"
         )
+        exact = -(-samples // batch_size) * batch_size  # solved in whole batches
+        if searched := [(name, table.nfe) for name in methods if name in dedicated.METHODS for table in methods[name]]:
+            tried = sum(table.nfe for each in searched for table in portfolio.variants(*each, resolved).values())
+            typer.echo(f"to choose time grids on {samples} other samples: {tried * samples:,} evaluations more")
+            exact *= 2
         if fid:
-            typer.echo(f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more")
-        typer.echo(f"and the exact samples; figures and pictures in {out}")
+            typer.echo(
+                f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more, and for each exact one "
+                f"{FINE} or more"
+            )
+        typer.echo(f"and {exact:,} exact samples, as far as {bank or out / 'bank'} has them not yet")
+        typer.echo(f"figures and pictures in {out}")
         return
     by = None
     if fid:

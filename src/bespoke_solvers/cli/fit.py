@@ -9,6 +9,7 @@ import typer
 from bespoke_solvers import dedicated, families, fitting, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cli.common import (
+    DryRun,
     FidSamples,
     FidTo,
     Guidance,
@@ -26,6 +27,7 @@ from bespoke_solvers.cli.common import (
     output_file,
 )
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.judge import check_real
 from bespoke_solvers.models import copies, resolve
 from bespoke_solvers.solver import save
 from bespoke_solvers.table import Table
@@ -70,7 +72,7 @@ def fit(
     inception: InceptionFile = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    dry_run: DryRun = False,
     guidance: Guidance = None,
     prompts: Prompts = None,
     size: Size = None,
@@ -87,6 +89,8 @@ def fit(
         raise ValueError(f"{out} is there already; give another --out, or --overwrite to replace it")
     if fresh and paths is not None:
         raise ValueError(f"--fresh solves new paths in every iteration; --paths {paths} does not go with it")
+    if fid:
+        check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
     resolved = resolve(model, guidance, **more)
     learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}

@@ -10,7 +10,17 @@ import typer
 
 from bespoke_solvers.adapters.diffusers import TRAINING, read_json
 from bespoke_solvers.cells import Store
-from bespoke_solvers.cli.common import InceptionFile, Quiet, judge, numbers, output_folder, without_folders
+from bespoke_solvers.cli.common import (
+    DryRun,
+    InceptionFile,
+    Quiet,
+    check_folder,
+    judge,
+    numbers,
+    output_folder,
+    without_folders,
+)
+from bespoke_solvers.judge import check_real
 from bespoke_solvers.models import copies, folder_of, resolve
 from bespoke_solvers.paper import figures, plan
 from bespoke_solvers.paper.lab import EXACT, Lab, mark
@@ -57,7 +67,7 @@ def paper(
     device: Annotated[str | None, typer.Option(help="For models in folders; the GPU, where there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
     draw: Annotated[bool, typer.Option("--draw", help="Measure nothing: draw what the cells in OUT say.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure the paper's experiments again on models of one's own, and write them up in a report.
@@ -78,7 +88,10 @@ def paper(
     trained |= _trained(training or [], names)
     command = without_folders()
     store = Store(out / "cells", plan.KEY, command, say=lambda line: None if quiet else typer.echo(line, err=True))
+    if real and not draw:
+        check_real(real)
     if dry_run:
+        check_folder(out)
         for name, scale in names.values() if not draw else ():
             resolve(name, scale, device=device)
         _tell(store, list(names), experiments, counts, seed, out)

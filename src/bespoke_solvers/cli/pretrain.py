@@ -6,8 +6,19 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import data as data_sets
-from bespoke_solvers.cli.common import FidSamples, FidTo, InceptionFile, Quiet, judge, output_folder, without_folders
-from bespoke_solvers.pretrain import Plan, train
+from bespoke_solvers.cli.common import (
+    DryRun,
+    FidSamples,
+    FidTo,
+    InceptionFile,
+    Quiet,
+    check_folder,
+    judge,
+    output_folder,
+    without_folders,
+)
+from bespoke_solvers.judge import check_real
+from bespoke_solvers.pretrain import CHECKPOINT, Plan, read_checkpoint, train
 from bespoke_solvers.pretrain_configs import CONFIGS, configuration
 
 
@@ -25,6 +36,7 @@ def pretrain(
     fid: FidTo = None,
     fid_samples: FidSamples = 10_000,
     inception: InceptionFile = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a flow or diffusion network. Interrupted, it goes on where it was when the same command is given again.
@@ -33,6 +45,16 @@ def pretrain(
     """
     chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
     plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed)
+    if fid:
+        check_real(fid)
+    if dry_run:
+        check_folder(out)
+        state = read_checkpoint(out / CHECKPOINT, plan.settings)
+        size, begun = " x ".join(map(str, plan.shape)), f", from step {state['steps']:,} on" if state else ""
+        limit = f"{minutes:g} minutes" if minutes else f"{steps:,} steps"
+        typer.echo(f"would train {config} on {plan.data.name}: {len(plan.data):,} pictures of {size}")
+        typer.echo(f"for {limit} with {chosen.batch_size} pictures in a step{begun}; output {out}")
+        return
     output_folder(out)
     rate = judge(fid, inception, fid_samples, seed, chosen.batch_size, "report").fid if fid else None
     typed, compiled = without_folders(), False if no_compile else None

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from bespoke_solvers import pictures
 from bespoke_solvers.cli.common import (
     SOLVER,
+    DryRun,
     Guidance,
     ModelName,
     Offloading,
@@ -40,6 +41,7 @@ def sample(
     size: Size = None,
     dtype: Precision = None,
     offload: Offloading = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw samples of MODEL with a solver."""
@@ -50,6 +52,10 @@ def sample(
     as_picture = out.suffix == ".png"
     if as_picture and resolved.decode is None:
         pictures.check_drawable(resolved.shape)
+    if dry_run:
+        spent = f"{loaded.nfe} evaluations each, {loaded.nfe * len(chosen):,} in all"
+        typer.echo(f"would draw {len(chosen)} samples of {model} by {solver}: {spent}; output {out}")
+        return
     batches = []
     for i in tqdm(range(0, len(chosen), batch_size), unit="batch", disable=quiet):
         noise = resolved.noise(chosen[i : i + batch_size])

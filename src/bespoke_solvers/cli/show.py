@@ -37,7 +37,7 @@ def show(
                 f"{fit.get('iterations')}, seed {fit.get('seed')}, in {fit.get('seconds')} s"
             )
             typer.echo(f"  evaluations spent: {spent}")
-        if "baseline" in validation:
+        if "rmse" in validation:
             typer.echo(f"  on {validation.get('samples')} samples: {in_figures(validation)}")
         if solver.starts:
             typer.echo(f"  with tables that start at evaluation {', '.join(map(str, sorted(solver.starts)))}")

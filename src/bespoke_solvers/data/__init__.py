@@ -49,6 +49,17 @@ class Pictures:
         return x, None if self.labels is None else torch.from_numpy(self.labels[chosen])
 
 
+def check(source: Path, out: Path, *, size: int | None = None, split: str = "train") -> Source:
+    """What `prepare` would read; refuses all that can be seen to be wrong before the pictures are read."""
+    if split not in cifar.SPLITS:
+        raise ValueError(f"unknown split {split!r}; expected {' or '.join(cifar.SPLITS)}")
+    if size is not None and size < 1:
+        raise ValueError(f"the size must be positive, got {size}")
+    found = _find(source, split, size)
+    _is_free(out.resolve(), _facts(found, source, size))
+    return found
+
+
 def prepare(
     source: Path, out: Path, *, size: int | None = None, split: str = "train", progress: bool = True
 ) -> Pictures:
@@ -58,22 +69,8 @@ def prepare(
     `size` is for the last, which are scaled, and for MNIST, which gets a margin. If `out` holds a data set already, the
     new one must be the same.
     """
-    if split not in cifar.SPLITS:
-        raise ValueError(f"unknown split {split!r}; expected {' or '.join(cifar.SPLITS)}")
-    if size is not None and size < 1:
-        raise ValueError(f"the size must be positive, got {size}")
-    out, found = out.resolve(), _find(source, split, size)
-    facts: dict[str, Any] = {
-        "format": FORMAT,
-        "name": found.name,
-        "source": source.resolve().name,
-        "files": found.files,
-        "split": found.split,
-        "classes": found.classes,
-    }
-    known = {"count": found.count, "shape": size and [1 if found.files else 3, size, size]}  # with files: MNIST's
-    facts |= {key: value for key, value in known.items() if value}
-    _is_free(out, facts)  # said before the work, not after it
+    found = check(source, out, size=size, split=split)
+    out, facts = out.resolve(), _facts(found, source, size)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that had this one's number and was killed
@@ -105,6 +102,20 @@ def load(folder: Path) -> Pictures:
             )
     digests = tuple(card[key] for key in ("sha256", "labels_sha256") if card.get(key))
     return Pictures(pixels, labels, card["classes"], card["name"], digests)
+
+
+def _facts(found: Source, source: Path, size: int | None) -> dict[str, Any]:
+    """What the card will say, as far as it is known before the pictures are read."""
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "name": found.name,
+        "source": source.resolve().name,
+        "files": found.files,
+        "split": found.split,
+        "classes": found.classes,
+    }
+    known = {"count": found.count, "shape": size and [1 if found.files else 3, size, size]}  # with files: MNIST's
+    return facts | {key: value for key, value in known.items() if value}
 
 
 def _card(folder: Path) -> dict[str, Any]:
