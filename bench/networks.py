@@ -39,6 +39,7 @@ PAPER = (
     "--choose 256 --samples 256 --tolerance 3e-6 --iterations 150 --learning-rate 2e-2 --quiet"
 )
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
+EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
 CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
 
@@ -120,12 +121,11 @@ STAGES: list[dict[str, list[str]]] = [
     },
     {
         "paper": [
-            f"{PAPER} {' '.join(FOLDERS.values())} zoo:cifar10-fm-ot --nfe 8,10,16,20 --only fig_a:transferred_ablation",
+            f"{PAPER} {EACH} --nfe 8,10,16,20 --only fig_a:transferred_ablation",
             f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only tab:cifar10_a --fid-samples 10000 "
             "--real {real} --inception {weights}",
             f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
-            f"{PAPER} {' '.join(FOLDERS.values())} zoo:cifar10-fm-ot --guidance 2 --nfe 6,8,10,16,20 --draw "
-            "--fid-samples 10000",
+            f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
         ],
     },
 ]
