@@ -22,7 +22,7 @@ from bespoke_solvers.adapters.diffusers import TRAINING
 from bespoke_solvers.dedicated import NAMES
 
 FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {left} --batch-size 64 --paths 64"
-UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 128"
+UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 EVERY = "--nfe 10 8 6 5 4 16 20"
 DEDICATED = f"--method {shlex.join(NAMES)}"
@@ -55,11 +55,11 @@ def _toys() -> list[str]:
 def _unguided(name: str) -> list[str]:
     return [
         f"{UNGUIDED} {name} {EVERY} {OURS}",
-        f"{UNGUIDED} {name} {EVERY} {DEDICATED}",
         f"{UNGUIDED} {name} {EVERY} {END_POINT}",
         f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
         "bench.from_paper bench/results/paper",
         f"{UNGUIDED} {name} {EVERY} {BOUND}",
+        f"{UNGUIDED} {name} {EVERY} {DEDICATED}",
         f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
     ]
 
