@@ -144,7 +144,8 @@ def test_unknown_words_for_paths_are_named(model, bank):
 
 
 def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
-    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 8, 1))  # 32 paths where samples are small
+    monkeypatch.setitem(EFFORTS, "high", Effort("projection", 8, 1))
+    monkeypatch.setitem(EFFORTS, "medium", Effort("projection", 8, 1))  # 32 paths where samples are small
     options = {name: value for name, value in SMALL.items() if name != "paths"}
     solver = fit(model, bank, effort="high", **options)
     assert solver.fit["objective"] == "projection"
@@ -168,7 +169,9 @@ def test_more_effort_is_more_work():
 def test_small_samples_are_taken_in_larger_numbers(model, shape, count):
     shaped = dataclasses.replace(model, shape=shape)
     assert fitting.enough(shaped, 64) == count
-    assert fitting.paths_of(shaped, families.make("ns", 4), "high") == 4 * count
+    ns = families.make("ns", 4)
+    assert [fitting.paths_of(shaped, ns, effort) for effort in ("medium", "high")] == [count, 4 * count]
+    assert fitting.paths_of(shaped, ns, "low") == max(32, count if shape != (3, 32, 32) else 0)
     assert fitting.paths_of(shaped, families.make("rk2", 4), None) == 256
 
 

@@ -50,7 +50,7 @@ EFFORTS = {
 }
 PAPER = Effort("bound", 256, STEPS["bound"])
 VALIDATION_PATHS = 64
-FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples, and how many times as many at most
+FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples than usual, and how many times as many
 HARMLESS = 1e-4  # an error of the reference that no one sees
 IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
 PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
@@ -229,8 +229,9 @@ def fit(
 
 
 def enough(model: Model, count: int) -> int:
-    """How many samples to fit to or judge by: up to four times as many where a sample has few numbers (see `FEW`)."""
-    return math.ceil(count * min(max(FEW / math.prod(model.shape), 1), MOST))
+    """How many samples to fit to or judge by: more where a sample has few numbers (see `FEW`)."""
+    usual = max(count, EFFORTS["medium"].paths)
+    return max(count, math.ceil(usual * min(FEW / math.prod(model.shape), MOST)))
 
 
 def paths_of(model: Model, family: Family, effort: str | None) -> int:
