@@ -8,17 +8,19 @@ import sys
 import pytest
 import torch
 
-from bespoke_solvers import fid, gallery, toy
+from bespoke_solvers import dedicated, fid, gallery, toy
 from bespoke_solvers.bank import GIB, Bank, BankFullError
 from bespoke_solvers.cells import Store
 from bespoke_solvers.cli import main
+from bespoke_solvers.description import differences
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.judge import Judge
 from bespoke_solvers.paper import figures, plan
-from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, mark
+from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, _described, mark
 from bespoke_solvers.paper.plan import DPM2, FULL, RK2, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import significant
+from bespoke_solvers.schedules import DiscreteVP
 from bespoke_solvers.velocity import Model
 
 KEY = ("model", "method", "nfe")
@@ -139,6 +141,25 @@ def test_fid_to_other_pictures_is_measured_again(tmp_path, digits, capsys):
     assert len(set(found[1].values())) == 2
     told = refused(capsys, "toy:digits", *TINY, "--draw", "--out", tmp_path)
     assert "was measured to 2 sets of pictures; say which by --real" in told
+
+
+def test_dpm_2_stands_on_its_best_grid(tmp_path, board):
+    """On its usual one, even in the log-snr, it is no rival on a flow's path."""
+    at = lab(tmp_path, board, counts=COUNTS._replace(nfe=(8,), choose=32, samples=32, batch_size=32))
+    usual = at.figures(dedicated.baseline("dpm-2", 8, board))["rmse"]
+    found = at.error(DPM2, 8)
+    assert found["grid"].startswith("dpm-2@")
+    assert found["rmse"] < usual / 2
+    assert "grid" not in at.error(RK2, 8)
+
+
+def test_schedules_of_equal_length_are_told_apart():
+    def kept(power):
+        alphas = torch.linspace(0.999, 0.01, 50, dtype=torch.float64) ** power
+        return _described(Model(lambda t, x: -x, (2,), DiscreteVP(tuple(alphas.tolist())), prediction="flow"))
+
+    assert differences(kept(1), kept(1)) == {}
+    assert "schedule" in differences(kept(1), kept(2))
 
 
 def test_another_inception_has_another_mark():

@@ -34,7 +34,8 @@ from bespoke_solvers.report import (
 TITLE = "The experiments of “Bespoke Solvers for Generative Flow Models”, measured again"
 TEXTS = {
     plan.RK1_VS_RK2: "Euler's method, the midpoint method, and their Bespoke versions.",
-    plan.AGAINST_NFE: "RK2-Bespoke against solvers that are not fitted, and NS, this library's default.",
+    plan.AGAINST_NFE: "RK2-Bespoke against solvers that are not fitted (DPM-2 on the time grid that is best for it on "
+    "other samples), and NS, this library's default.",
     plan.AGAINST_EDM: "RK2-Bespoke against EDM's discretisation, which has an odd number of evaluations. The paper, on "
     "EDM's own CIFAR10 model: "
     + ", ".join(f"{name} FID {fid:.2f} with {nfe} NFE" for name, (nfe, fid) in edm().items())
