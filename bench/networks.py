@@ -31,8 +31,8 @@ END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
 BOUND = f"--method {shlex.join(METHODS.values())} --adam 150 --learning-rate 2e-2"
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
-DIGITS = "bench.frontier {digits} --banks {{work}}/banks --minutes {{left}} --choose 1024 --samples 8192"
-TOYS = DIGITS.format(digits="toy:digits toy:digits-fm-v-cs toy:digits-vp") + " --batch-size 128"
+DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
+TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
 PAPER = (
     "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
@@ -44,7 +44,7 @@ CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fi
 
 
 def _toys() -> list[str]:
-    paths = DIGITS.format(digits="toy:digits toy:digits-vp") + " --batch-size 16 --store bench/results/paths"
+    paths = f"{DIGITS} --batch-size 16 --store bench/results/paths"
     return [
         f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *METHODS.values()])}",
         f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",

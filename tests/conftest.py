@@ -1,6 +1,7 @@
 """Shapes in the package's signatures are checked while the tests run."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from bespoke_solvers.fitting import CHAIN, STEPS  # noqa: E402
 from bespoke_solvers.grids import WARPS  # noqa: E402
 from browser import Browser, Page, find  # noqa: E402
 from chains import CHAINED, CLOSED, GRIDS, SMALL, fit  # noqa: E402
+from commands import OWN, QUICK, run  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -87,3 +89,20 @@ def opened(browser):
     for page in pages:
         assert page.complaints == []
         page.close()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, with a module of the user's own."""
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("own", None)
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory):
+    path = tmp_path_factory.mktemp("solver") / "board.json"
+    run("fit", "toy:checkerboard", "--nfe", 4, "--out", path, *QUICK)
+    return path

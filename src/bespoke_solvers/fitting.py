@@ -220,12 +220,14 @@ def fit(
         "seconds": round(run.seconds + solving, 1),
         "iterations": run.iteration,
         "best_iteration": run.best_iteration,
-        **{
-            name: [[x if x is not None and math.isfinite(x) else None for x in row] for row in rows]
-            for name, rows in (("ratings", run.ratings), ("history", run.history))
-        },
+        "ratings": _finite(run.ratings),
+        "history": _finite(run.history),
     }
     return _solver(learner, model, description, report, settings | course)
+
+
+def _finite(rows: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+    return [[x if x is not None and math.isfinite(x) else None for x in row] for row in rows]
 
 
 def enough(model: Model, count: int) -> int:
@@ -236,8 +238,7 @@ def enough(model: Model, count: int) -> int:
 
 def paths_of(model: Model, family: Family, effort: str | None) -> int:
     """How many exact paths a fit solves where nothing else is said; the paper's families have few numbers to fit."""
-    default = _default(family, effort)
-    return default.paths if default is PAPER else enough(model, default.paths)
+    return enough(model, EFFORTS[effort or "medium"].paths) if isinstance(family, NonStationary) else PAPER.paths
 
 
 def stages_of(

@@ -131,14 +131,11 @@ class GaussNewton(Stage):
         weights = sample_weights(self.errors)
         linearised = self.problem.linearise(self.theta, weights, difference)
         for (y, dy), paths, weight in zip(linearised, batches, weights, strict=True):
-            residuals, parts = paths.x1 - y, []
-            for i in range(len(y)):  # one by one: in float64 the Jacobian of a whole batch is large
-                J, residual = float64(dy[:, i]).flatten(1), float64(residuals[i]).flatten()
+            for i, residual in enumerate(paths.x1 - y):  # one by one: the Jacobian of a batch is large in float64
+                J = float64(dy[:, i]).flatten(1)
                 weighted = J * weight[i].to(J)
-                parts.append(weighted @ torch.cat([J, residual[None]]).T)
-            total = torch.stack(parts).sum(0).cpu()
-            H += total[:, :m]
-            g += total[:, m]
+                H += (weighted @ J.T).cpu()
+                g += (weighted @ float64(residual).flatten()).cpu()
         if not (H.isfinite().all() and g.isfinite().all()):
             raise ValueError("the velocity is not finite near the solver's own points; it must be finite everywhere")
         return H, g

@@ -270,7 +270,7 @@ class DiscreteVP(Schedule):
         N = len(self.alphas_cumprod)
         alphas, sigmas, log_snrs = self._knots(log_snr.device)
         left = (torch.searchsorted(log_snrs, log_snr.contiguous(), right=True) - 1).clamp(0, N - 2)
-        left = left.clamp(min=1) if alphas[0] == 0 else left
+        left = left.clamp(min=1) if self.alphas_cumprod[-1] == 0 else left
         t = (left + (log_snr - log_snrs[left]) / (log_snrs[left + 1] - log_snrs[left])) / N
         after = 1 - 1 / (N * (sigmas[-1] * log_snr.exp() + 1 - alphas[-1]))
         t = torch.where(log_snr > log_snrs[-1], after, t)

@@ -12,7 +12,7 @@ import typer
 from bespoke_solvers import hub, inception, zoo
 from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.cells import name_only
-from bespoke_solvers.judge import Judge, check_real, real_pictures
+from bespoke_solvers.judge import Judge, real_pictures
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
@@ -116,8 +116,7 @@ def output_folder(path: Path) -> Path:
 def judge(
     to: Path, weights: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet, **more: Any
 ) -> Judge:
-    """What measures FID and KID to real pictures."""
-    check_real(to)  # before weights are downloaded for nothing
+    """What measures FID and KID to real pictures; commands look for these first (`check_real`), before any download."""
     features = inception.load(weights)
     return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set, **more)
 

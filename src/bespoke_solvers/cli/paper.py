@@ -88,7 +88,7 @@ def paper(
     trained |= _trained(training or [], names)
     command = without_folders()
     store = Store(out / "cells", plan.KEY, command, say=lambda line: None if quiet else typer.echo(line, err=True))
-    if real and not draw:
+    if real:
         check_real(real)
     if dry_run:
         check_folder(out)
