@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from bespoke_solvers import data
+from commands import refused, run
 from picture_files import (
     GREY,
     GREY_LABELS,
@@ -32,7 +33,6 @@ from picture_files import (
     random_picture,
     save,
 )
-from test_cli import refused, run
 
 
 @pytest.fixture
