@@ -17,7 +17,8 @@ from bespoke_solvers.paper.lab import EXACT
 
 METHODS = {plan.RK1_BESPOKE: "rk1-bespoke, bound", plan.RK2_BESPOKE: "rk2-bespoke, bound"}
 BUDGET = re.compile(r"(\d+) paths, \d+ at a time, (\d+) to choose by, (\d+) iterations at (.+)")
-KEPT = ("evaluations", "seconds", "best_iteration", "history", "table", "command", "date", "versions", "device")
+COURSE = ("evaluations", "seconds", "best_iteration", "history", "theta", "table")
+KEPT = (*COURSE, "command", "date", "versions", "device")
 
 
 def converted(paper: cells.Store, error: Record) -> Record:

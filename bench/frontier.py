@@ -16,21 +16,22 @@ from bench.store import KEY, Store, table_of
 from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, held_out
-from bespoke_solvers.families import NonStationary
+from bespoke_solvers.families import NonStationary, make
 from bespoke_solvers.fitting import EFFORTS, STEPS, enough, fit
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.paper import plan
+from bespoke_solvers.stages import Loss
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model
 
 DEFAULT = "ns, default"
 CHAIN = {"ns, closed form": "closed-form", "ns, projection": "projection", DEFAULT: "endpoint"}  # each from the last
 BNS = "bns from euler"
-ADAM: dict[str, dict[str, Any]] = {
-    "rk1-bespoke, bound": {"family": "rk1", "objective": "bound"},
-    "rk2-bespoke, bound": {"family": "rk2", "objective": "bound"},
-    BNS: {"objective": endpoint_loss},
+ADAM: dict[str, tuple[str, str | Loss]] = {  # family and objective
+    "rk1-bespoke, bound": ("rk1", "bound"),
+    "rk2-bespoke, bound": ("rk2", "bound"),
+    BNS: ("ns", endpoint_loss),
 }
 GAUSS_NEWTON: dict[str, dict[str, Any]] = {
     "rk1-bespoke, end point": {"family": "rk1", "objective": "endpoint", "iterations": 30},
@@ -46,6 +47,7 @@ class Fitted(NamedTuple):
     """What came out of a fit, and of the fits that it began from."""
 
     table: Table
+    theta: dict[str, Any]
     record: dict[str, Any]
 
 
@@ -131,7 +133,6 @@ class Frontier:
 
     def measure(self, method: str, nfe: int) -> dict[str, Any] | None:
         """The record of a cell; None where the method cannot have so few evaluations."""
-        options = self.options
         if method == TRANSFERRED:
             return self.quality(self.transferred(nfe))
         if method == REFINED:
@@ -143,22 +144,31 @@ class Frontier:
             return self.best_grid(method, nfe)
         if "rk2" in method and nfe % 2:
             return None
-        chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": self.paths}
-        began = None
         if method in ADAM:
-            chosen |= {"iterations": options.adam, "learning_rate": options.learning_rate} | ADAM[method]
-        if method == BNS:
-            chosen["family"] = NonStationary(baseline("euler", nfe), learn_start=False)
-            if began := self.shorter(nfe):
-                chosen["iterations"] -= began.record["history"][-1][0]
-        return self.fit(nfe, chosen | GAUSS_NEWTON.get(method, {}), began).record
+            return self.by_adam(method, nfe)
+        chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": self.paths}
+        return self.fit(nfe, chosen | GAUSS_NEWTON.get(method, {})).record
 
-    def shorter(self, nfe: int) -> Fitted | None:
-        """The longest fit of BNS with fewer steps: a longer one goes on from there, with new moments of Adam."""
-        key, rate = self.key(BNS, nfe), self.options.learning_rate
+    def by_adam(self, method: str, nfe: int) -> dict[str, Any]:
+        """A fit by gradient, from the longest one with fewer steps on, if there is one, with new moments of Adam."""
+        options, (name, objective) = self.options, ADAM[method]
+        family = NonStationary(baseline("euler", nfe), learn_start=False) if name == "ns" else make(name, nfe)
+        began, steps = self.shorter(method, nfe), options.adam
+        if began:
+            family.load_state_dict(
+                {part: torch.tensor(value, dtype=torch.float64) for part, value in began["theta"].items()}
+            )
+            steps -= began["history"][-1][0]
+        chosen = {"family": family, "objective": objective, "iterations": steps, "paths": self.paths}
+        fitted = self.fit(nfe, chosen | {"learning_rate": options.learning_rate}, began)
+        return fitted.record | {"theta": fitted.theta}
+
+    def shorter(self, method: str, nfe: int) -> dict[str, Any] | None:
+        """The record of the longest fit with fewer steps that kept its theta."""
+        key, rate = self.key(method, nfe), self.options.learning_rate
         budgets = (adam_budget(self.paths, steps, rate) for steps in reversed(range(1, self.options.adam)))
-        found = next(filter(None, (self.store.get(key | {"budget": budget}) for budget in budgets)), None)
-        return Fitted(table_of(found), found) if found else None
+        found = (self.store.get(key | {"budget": budget}) for budget in budgets)
+        return next((record for record in found if record and "theta" in record), None)
 
     def best_grid(self, method: str, nfe: int) -> dict[str, Any] | None:
         """A solver that is not fitted, on the time grid that is best on the choosing set."""
@@ -190,21 +200,19 @@ class Frontier:
             if method == DEFAULT:
                 chosen["iterations"] = EFFORTS["medium"].steps
             began = self.chained(before[-1], nfe) if before else None
-            self.chain[method, nfe] = self.fit(nfe, chosen, began)
+            start = {"start": began.table} if began else {}
+            self.chain[method, nfe] = self.fit(nfe, chosen | start, began and began.record)
         return self.chain[method, nfe]
 
-    def fit(self, nfe: int, chosen: dict[str, Any], began: Fitted | None = None) -> Fitted:
+    def fit(self, nfe: int, chosen: dict[str, Any], before: dict[str, Any] | None = None) -> Fitted:
         """A fit, with what it and the fits before it cost."""
         options = self.options
-        if began:
-            chosen = chosen | {"start": began.table}
         counts = {"seed": options.seed, "validation_paths": options.choose, "validate_every": options.validate_every}
         solver = fit(self.model, nfe=nfe, bank=self.bank, progress=False, **counts, **chosen)
         spent, seconds, history = solver.fit["evaluations"], solver.fit["seconds"], solver.fit["history"]
         rows = [[i, *(None if v is None else float(f"{v:.5g}") for v in row)] for i, *row in history]
         best, more = solver.fit["best_iteration"], {}
-        if began:
-            before = began.record
+        if before:
             spent = {name: spent[name] + (name != "reference") * before["evaluations"][name] for name in spent}
             seconds += before["seconds"]
             first = before["history"][-1][0]
@@ -222,7 +230,7 @@ class Frontier:
             "history": rows,
             "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
         }
-        return Fitted(solver.table, record)
+        return Fitted(solver.table, solver.theta, record)
 
 
 def main() -> None:

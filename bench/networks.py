@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Formatter
 
 from bench.from_paper import METHODS
-from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, REFINED, TRANSFERRED
+from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, HIGH, REFINED, TRANSFERRED
 from bench.models import PATHS, link
 from bespoke_solvers.adapters.diffusers import TRAINING
 from bespoke_solvers.dedicated import NAMES
@@ -24,11 +24,11 @@ from bespoke_solvers.dedicated import NAMES
 FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {left} --batch-size 64 --paths 64"
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
-EVERY = "--nfe 10 8 6 5 4 16 20"
+EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
 DEDICATED = f"--method {shlex.join(NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
-BOUND = f"--method {shlex.join(METHODS.values())} --adam 150 --learning-rate 2e-2"
+BOUND = f"--method {shlex.join(METHODS.values())} --learning-rate 2e-2 --adam 150"
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
@@ -40,7 +40,8 @@ PAPER = (
 )
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
-CURVES = "--only fig:euler_vs_midpoint --only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
+FITS = "--nfe 6,8,10,16,20 --only fig:euler_vs_midpoint"
+CURVES = "--only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
 
 def _toys() -> list[str]:
@@ -48,75 +49,94 @@ def _toys() -> list[str]:
     return [
         f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *METHODS.values()])}",
         f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",
+        f"{TOYS} --nfe 8 10 --method '{HIGH}'",
         *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
     ]
 
 
-def _unguided(name: str) -> list[str]:
+def _paths(counts: Sequence[int]) -> list[str]:
+    line = f"{UNGUIDED} cifar10-fm-ot --nfe 4 --method '{DEFAULT}' --store bench/results/paths"
+    return [f"{line} --paths {count}" for count in counts]
+
+
+def _by_bound(name: str) -> list[str]:
     return [
-        f"{UNGUIDED} {name} {EVERY} {OURS}",
-        f"{UNGUIDED} {name} {EVERY} {END_POINT}",
-        f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
+        f"{PAPER} {FOLDERS[name]} {FITS}",
         "bench.from_paper bench/results/paper",
         f"{UNGUIDED} {name} {EVERY} {BOUND}",
-        f"{UNGUIDED} {name} {EVERY} {DEDICATED}",
+    ]
+
+
+def _of_paper(name: str) -> list[str]:
+    return [
+        f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
         f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
     ]
 
 
-def _guided(name: str) -> list[str]:
-    return [f"{GUIDED} {name} --nfe 10 8 5 {methods}" for methods in (OURS, DEDICATED, END_POINT, BOUND)]
-
-
-def _by_adam(nfe: int) -> list[str]:
-    """Until it rests: each line goes on from the one before."""
-    return [f"{UNGUIDED} cifar10-fm-ot --nfe {nfe} {BY_ADAM} --adam {steps}" for steps in (600, 1000, 1500, 2000)]
+def _until_rest(nfe: int, methods: str, steps: Sequence[int]) -> list[str]:
+    """Each line goes on from the one before."""
+    return [f"{UNGUIDED} cifar10-fm-ot --nfe {nfe} {methods} --adam {count}" for count in steps]
 
 
 STAGES: list[dict[str, list[str]]] = [
+    {  # the first fits to a model solve the exact paths, which the lanes after them share
+        "fm-ot-ours": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {OURS}", *_paths([64])],
+        "eps-vp-ours": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {OURS}"],
+        **{f"w{w}-ours": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {OURS} {shlex.join(NAMES)}"] for w in (2, 4)},
+    },
     {
+        "fm-ot-dedicated": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {DEDICATED}"],
         "fm-ot": [
-            *_unguided("cifar10-fm-ot"),
+            f"{UNGUIDED} cifar10-fm-ot {EVERY} {END_POINT}",
+            *_by_bound("cifar10-fm-ot"),
             f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 {HALF}",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 400 --learning-rate 1e-2",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
-            *(
-                f"{UNGUIDED} cifar10-fm-ot --nfe 4 --paths {paths} --method '{DEFAULT}' --store bench/results/paths"
-                for paths in (64, 128, 256, 512, 1024)
-            ),
+            *_paths([128, 256, 512, 1024]),
         ],
-        "bns-8": _by_adam(8),
-        "bns-10": _by_adam(10),
-        "eps-vp": [
-            *_unguided("cifar10-eps-vp"),
-            f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150",
-            f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 8,10,16,20 --only fig:bes_vs_edm",
-        ],
-        "w2": _guided("cifar10-fm-ot@w2"),
-        "w4": _guided("cifar10-fm-ot@w4"),
+        "bns-8": _until_rest(8, BY_ADAM, (600, 1000, 1400, 1800)),
+        "bns-10": _until_rest(10, BY_ADAM, (600, 1000, 1400, 1800)),
+        "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (150, 400, 700, 1000)),
+        "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
+        "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
+        "eps-vp-bound": [*_by_bound("cifar10-eps-vp"), f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150"],
+        **{f"w{w}": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {END_POINT}"] for w in (2, 4)},
+        **{f"w{w}-bound": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {BOUND} --adam 75"] for w in (2, 4)},
         "toys": _toys(),
     },
     {
+        **{
+            f"{name.removeprefix('cifar10-')}-fid": [
+                f"{FID} {name} {nfe} --method {methods}"
+                for nfe, methods in (
+                    ("--nfe 4 5 6 8 10 16 20", f"'{DEFAULT}'"),
+                    ("--nfe 6 8 10 16 20", "midpoint 'rk2-bespoke, end point' 'rk2-bespoke, bound'"),
+                )
+            ]
+            for name in PATHS
+        },
         "fine": [
             f"{UNGUIDED} {' '.join(PATHS)} --store bench/results/fine --nfe 60 --method ipndm",
             *(
                 f"{FID} {name} --frontier bench/results/fine --nfe 60 --method ipndm"
-                for name in ("cifar10-eps-vp@bfloat16", "cifar10-fm-ot@bfloat16", "cifar10-fm-ot", "cifar10-eps-vp")
+                for name in ("cifar10-eps-vp@bfloat16", "cifar10-eps-vp", "cifar10-fm-ot@bfloat16", "cifar10-fm-ot")
             ),
-            f"{FID} cifar10-fm-ot@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
-            f"{FID} cifar10-eps-vp@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000",
-        ],
-        "fid": [
-            f"{FID} {name} {nfe} --method {methods}"
-            for name in PATHS
-            for nfe, methods in (
-                ("--nfe 4 5 6 8 10 16 20", f"'{DEFAULT}'"),
-                ("--nfe 6 8 10 16 20", "midpoint 'rk2-bespoke, end point' 'rk2-bespoke, bound'"),
-            )
+            *(
+                f"{FID} {name}@bfloat16 --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000"
+                for name in PATHS
+            ),
         ],
         "exact": [
             f"{FID} cifar10-fm-ot --nfe 6 --method '{DEFAULT}' --samples 50000",
             f"{FID} cifar10-fm-ot --method dopri5 --tolerance 1e-4",
+        ],
+    },
+    {
+        "fm-ot-paper": _of_paper("cifar10-fm-ot"),
+        "eps-vp-paper": [
+            *_of_paper("cifar10-eps-vp"),
+            f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 8,10,16,20 --only fig:bes_vs_edm",
         ],
     },
     {
