@@ -41,6 +41,7 @@ def converted(paper: cells.Store, error: Record) -> Record:
         "choose": choose,
         "cost": cost(fitted["evaluations"]),
         **{name: fitted[name] for name in KEPT},
+        "history": [[*row, None] for row in fitted["history"]],  # without PSNR
     }
 
 
