@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import Formatter
 
-from bench.from_paper import METHODS
+from bench.exchange import BOUND as BY_BOUND
 from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, HIGH, REFINED, TRANSFERRED
 from bench.models import PATHS, link
 from bespoke_solvers.adapters.diffusers import TRAINING
@@ -28,7 +28,7 @@ EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
 DEDICATED = f"--method {shlex.join(NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
-BOUND = f"--method {shlex.join(METHODS.values())} --learning-rate 2e-2 --adam 150"
+BOUND = f"--method {shlex.join(BY_BOUND.values())} --learning-rate 2e-2 --adam 150"
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
@@ -47,7 +47,7 @@ CURVES = "--only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_pa
 def _toys() -> list[str]:
     paths = f"{DIGITS} --batch-size 16 --store bench/results/paths"
     return [
-        f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *METHODS.values()])}",
+        f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *BY_BOUND.values()])}",
         f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
         *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
@@ -62,7 +62,7 @@ def _paths(counts: Sequence[int]) -> list[str]:
 def _by_bound(name: str) -> list[str]:
     return [
         f"{PAPER} {FOLDERS[name]} {FITS}",
-        "bench.from_paper bench/results/paper",
+        "bench.exchange bench/results/paper",
         f"{UNGUIDED} {name} {EVERY} {BOUND}",
     ]
 

@@ -102,28 +102,43 @@ def test_a_longer_fit_goes_on_from_a_shorter_one(tmp_path, rate, method):
     assert long["evaluations"]["reference"] == short["evaluations"]["reference"]
 
 
-def test_fits_of_the_paper_are_those_of_the_frontier(tmp_path):
-    """The records are the same but for the history, in which `bespoke paper` keeps the errors alone."""
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
+    """What each would measure is what it gets from the other, but for the history's details and the commands."""
     counts = ["--paths", 16, "--choose", 16, "--samples", 16, "--batch-size", 16, "--learning-rate", 1e-2]
-    counts += ["--tolerance", 1e-6, "--nfe"]
-    paper = ["paper", "toy:checkerboard", *counts, 4, "--only", "fig:euler_vs_midpoint", "--quiet"]
-    run("bespoke_solvers.cli", *paper, "--iterations", 5, "--out", tmp_path / "paper")
+    counts += ["--tolerance", 1e-6, "--nfe", 4]
+    paper = ["paper", "toy:checkerboard", *counts, "--quiet", "--iterations", 5]
+    fits = ["--only", "fig:euler_vs_midpoint", "--out", tmp_path / "paper"]
+    run("bespoke_solvers.cli", *paper, *fits)
+    frontier = ["toy:checkerboard", *counts, "--adam", 5, "--store", tmp_path / "own", "--method"]
+    run("bench.frontier", *frontier, "rk4", "dpm-2", "ns, default", "edm-heun")
     for _ in range(2):
-        run("bench.from_paper", tmp_path / "paper", "--store", tmp_path / "taken")
-    methods = ["rk1-bespoke, bound", "rk2-bespoke, bound"]
-    run(
-        "bench.frontier", "toy:checkerboard", *counts, 4, "--adam", 5, "--store", tmp_path / "own", "--method", *methods
-    )
-    own, taken = (
-        [json.loads(line) for line in (tmp_path / name / "toy-checkerboard.jsonl").read_text().splitlines()]
-        for name in ("own", "taken")
-    )
-    assert len(own) == len(taken) == 2
-    for mine, theirs in zip(own, taken, strict=True):
-        assert "bespoke paper" in theirs["command"]
-        assert set(mine) == set(theirs)
+        run("bench.exchange", tmp_path / "paper", "--store", tmp_path / "own")
+    own = {record["method"]: record for record in lines(tmp_path / "own" / "toy-checkerboard.jsonl")}
+    assert len(own) == 4 + 2
+
+    run("bench.frontier", *frontier[:-2], tmp_path / "bound", "--method", "rk1-bespoke, bound", "rk2-bespoke, bound")
+    for mine in lines(tmp_path / "bound" / "toy-checkerboard.jsonl"):
+        taken = own[mine["method"]]
+        assert "bespoke paper" in taken["command"]
+        assert set(mine) == set(taken)
         for name in set(mine) - {"command", "seconds", "history"}:
-            assert mine[name] == theirs[name], name
+            assert mine[name] == taken[name], name
+
+    curves = ["--only", "fig:nfe_vs_psnr_imagenet", "--out", tmp_path / "curves"]
+    run("bespoke_solvers.cli", *paper, *curves)
+    given = {(r["measured"], r["method"]): r for r in lines(tmp_path / "paper" / "cells" / "toy-checkerboard.jsonl")}
+    for mine in lines(tmp_path / "curves" / "cells" / "toy-checkerboard.jsonl"):
+        taken = given.pop((mine["measured"], mine["method"]))
+        assert set(mine) == set(taken)
+        if mine["method"] in ("RK4", "DPM-2", "NS (ours)"):
+            assert "bench.frontier" in taken["command"]
+        for name in set(mine) - {"command", "seconds", "history", "theta", "evaluations"}:
+            assert mine[name] == taken[name], name  # the frontier's default is three fits, each validated at its start
+    assert {method for _, method in given} == {"RK1-Bespoke"}, "what the curves do not show"
 
 
 @pytest.fixture
@@ -221,7 +236,7 @@ def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_p
             frontier.main()  # with no minutes left: it measures nothing, and loads no network
         elif command == "bespoke_solvers.cli":
             assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0, line
-    assert seen == {"bench.frontier", "bench.fid", "bench.from_paper", "bespoke_solvers.cli"}
+    assert seen == {"bench.frontier", "bench.fid", "bench.exchange", "bespoke_solvers.cli"}
 
 
 def test_networks_become_folders_for_the_commands(networks, tmp_path):

@@ -1,0 +1,96 @@
+"""The cells that bench.frontier and `bespoke paper` share, from one store into the other: python -m bench.exchange OUT.
+
+The same counts give the same noise, exact samples and fit, so nothing is computed: the records keep their provenance,
+and a cell that is there already stays. Models with guidance are left out: the two have them with other counts.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from bench.frontier import DEFAULT, adam_budget, cost
+from bench.store import Store
+from bespoke_solvers import cells
+from bespoke_solvers.cells import Record
+from bespoke_solvers.paper import plan
+from bespoke_solvers.paper.lab import EXACT
+
+BOUND = {plan.RK1_BESPOKE: "rk1-bespoke, bound", plan.RK2_BESPOKE: "rk2-bespoke, bound"}
+ALIKE = {plan.BASELINES[name]: name for name in (plan.RK1, plan.RK2, plan.RK4, plan.DPM2)}  # EDM is on another grid
+FIGURES = ("rmse", "psnr", "rmse_se")
+COURSE = ("evaluations", "seconds", "best_iteration", "history", "table")
+PROVENANCE = ("command", "date", "versions", "device")
+
+
+def _of(record: Record, *names: str) -> Record:
+    return {name: record[name] for name in names if name in record}
+
+
+def from_paper(paper: cells.Store, error: Record) -> Record | None:
+    """The cell of the frontier for an error of a fit by the bound, with that of the fit and that of its model."""
+    if error["measured"] != "error" or error["method"] not in BOUND or ", guidance " in error["model"]:
+        return None
+    found = re.fullmatch(r"(\d+) paths, \d+ at a time, (\d+) to choose by, (\d+) iterations at (.+)", error["budget"])
+    if not found:
+        raise SystemExit(f"{error['budget']!r} is no budget of a fit by Adam")
+    paths, choose, steps, rate = int(found[1]), int(found[2]), int(found[3]), float(found[4])
+    fitted = paper.get(error | {"measured": "fit", "samples": choose})
+    about = _model(paper, error)
+    if not (fitted and about):
+        raise SystemExit(f"the fit or the model is not among the cells of {error}")
+    return {
+        **_of(error, "model", "nfe", "seed", "samples", "tolerance", *FIGURES),
+        "method": BOUND[error["method"]],
+        "budget": adam_budget(paths, steps, rate),
+        **_of(about, "reference_evaluations", "reference_error"),
+        "choose": choose,
+        "cost": cost(fitted["evaluations"]),
+        **_of(fitted, *COURSE, "theta", *PROVENANCE),
+        "history": [[*row, None] for row in fitted["history"]],  # without PSNR
+    }
+
+
+def to_paper(paper: cells.Store, record: Record) -> list[Record]:
+    """The cells of the paper's for one of the frontier: a baseline's error, or the fit and the error of our default."""
+    key = _of(record, "model", "nfe", "seed", "samples", "tolerance") | {"real": ""}
+    figures = {"measured": "error"} | _of(record, *FIGURES, *PROVENANCE)
+    if not _model(paper, key):
+        return []
+    if record["method"] in ALIKE and record["used"] == record["nfe"]:
+        method = ALIKE[record["method"]]
+        grid = {"grid": record["name"]} if method in plan.ON_BEST_GRID else {}
+        return [key | {"method": method, "budget": ""} | figures | grid]
+    if record["method"] != DEFAULT:
+        return []
+    (paths,) = re.findall(r"(\d+) paths", record["budget"])
+    (at_a_time,) = re.findall(r"--batch-size (\d+)", record["command"])
+    counts = {"paths": int(paths), "batch_size": int(at_a_time), "choose": record["choose"]}
+    key |= {"method": plan.NS, "budget": plan.budget(plan.NS, plan.FULL._replace(**counts))}
+    course = _of(record, *COURSE, *PROVENANCE) | {"iterations": record["history"][-1][0]}
+    fitted = {"measured": "fit", "samples": record["choose"], "objective": "endpoint", "family": "ns", "theta": {}}
+    return [key | fitted | course, key | figures]
+
+
+def _model(paper: cells.Store, cell: Record) -> Record | None:
+    """What `bespoke paper` says of the model with these counts."""
+    return paper.get(cell | {"measured": "model", "method": EXACT, "nfe": 0, "budget": ""})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the folder of `bespoke paper`")
+    parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
+    options = parser.parse_args()
+    frontier, paper = Store(options.store), cells.Store(options.out / "cells", plan.KEY, say=print)
+    if not paper.records:
+        raise SystemExit(f"{options.out} holds no cells of `bespoke paper`")
+    taken = filter(None, [from_paper(paper, record) for record in paper.records.values()])
+    given = [cell for record in frontier.records.values() for cell in to_paper(paper, record)]
+    for store, found in ((frontier, taken), (paper, given)):
+        for cell in found:
+            if store.get(cell) is None:
+                store.add(cell)
+
+
+if __name__ == "__main__":
+    main()
