@@ -76,11 +76,15 @@ def _model(paper: cells.Store, cell: Record) -> Record | None:
     return paper.get(cell | {"measured": "model", "method": EXACT, "nfe": 0, "budget": ""})
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder of `bespoke paper`")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     frontier, paper = Store(options.store), cells.Store(options.out / "cells", plan.KEY, say=print)
     if not paper.records:
         raise SystemExit(f"{options.out} holds no cells of `bespoke paper`")

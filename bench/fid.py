@@ -33,7 +33,7 @@ def _chosen_by(record: dict[str, Any]) -> float:
     return min((row[2] for row in record.get("history", []) if row[2] is not None), default=0.0)
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="cifar10-fm-ot, cifar10-eps-vp@bfloat16, ...")
     parser.add_argument("--models", type=Path, help="the folder of the networks")
@@ -49,7 +49,11 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the network; samples must fill their batches")
     parser.add_argument("--frontier", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--store", type=Path, default=Path("bench/results/fid"))
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     model = load(options.model, options.models, options.device, compiled=options.compile)
     features = inception.load(options.weights, options.device)

@@ -1,4 +1,4 @@
-"""What docs/results.md says of the two networks, by one command: python -m bench.networks MODELS --work FOLDER.
+"""What docs/results.md says of networks and digits, by one command: python -m bench.networks MODELS --work FOLDER.
 
 The lines of a lane run one after another and the lanes of a stage side by side, which fills a GPU. A line measures the
 cells that its store does not have: interrupted, or out of time (`--minutes`), the same command goes on where it ended.
@@ -40,6 +40,7 @@ PAPER = (
 )
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
+STORES = ("frontier", "paths", "fid")  # of which docs/results.md has tables
 FITS = "--nfe 6,8,10,16,20 --only fig:euler_vs_midpoint"
 CURVES = "--only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
@@ -146,6 +147,10 @@ STAGES: list[dict[str, list[str]]] = [
             "--real {real} --inception {weights}",
             f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
             f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
+        ],
+        "tables": [
+            *(f"bench.tables --store bench/results/{store} --into docs/results.md" for store in STORES),
+            f"bench.tables {' '.join(PATHS)} --pictures docs",
         ],
     },
 ]

@@ -82,7 +82,7 @@ def into(page: Path, printed: dict[str, str]) -> None:
     page.write_text(re.sub(r"(<!-- (.*?) -->\n\n)((?:\|.*\n)*)", replaced, page.read_text()))
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="*", help="by default all")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
@@ -90,7 +90,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     store, printed = Store(options.store), dict[str, str]()
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
         records = [record for record in store.of(model) if record["seed"] == options.seed]

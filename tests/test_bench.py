@@ -51,6 +51,43 @@ def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
         assert table in page.read_text()
 
 
+def test_the_table_in_the_readme_is_that_of_the_stores():
+    """The network's: each row is the best that the methods it stands for have in a store, rounded as there."""
+    rows = [line.strip("| ").split("|") for line in (ROOT / "README.md").read_text().splitlines() if line[:2] == "| "]
+    start = next(i for i, row in enumerate(rows) if row[0].startswith("RK2 (midpoint)") and len(row) > 2)
+    shown = {row[0].strip(" *"): [cell.strip(" *") for cell in row[1:]] for row in rows[start : start + 7]}
+    records = lines(ROOT / "bench" / "results" / "frontier" / "cifar10-fm-ot.jsonl")
+    judged = lines(ROOT / "bench" / "results" / "fid" / "cifar10-fm-ot.jsonl")
+    (exact,) = (record["fid"] for record in judged if record["method"] == "dopri5")
+
+    def best(methods, nfe, store=records, figure="rmse"):
+        found = [r for r in store if r["method"] in methods and r["nfe"] == r.get("used", nfe) == nfe]
+        return min((r for r in found if r.get("samples") != 50_000), key=lambda r: r[figure], default=None)
+
+    def error(methods, nfe):
+        found = best(methods, nfe)
+        return f"{found['rmse']:.3f} / {found['psnr']:.1f}" if found else ""
+
+    def share(method, nfe):
+        found = best([method], nfe, judged, "fid")
+        return f"{100 * found['fid'] / exact:.1f}" if found else ""
+
+    columns = (4, 5, 6, 8, 10)
+    assert shown == {
+        "RK2 (midpoint)": [error(["midpoint"], nfe) for nfe in columns],
+        "the best of the others": [error(dedicated.NAMES, nfe) for nfe in columns],
+        "RK2-Bespoke, as in the paper": [error(["rk2-bespoke, bound"], nfe) for nfe in columns],
+        "Bespoke": [error(["ns, default"], nfe) for nfe in columns],
+        f"FID of RK2's samples, in percent of the exact samples' ({exact:.2f})": [
+            share("midpoint", n) for n in columns
+        ],
+        "FID of Bespoke's": [share("ns, default", nfe) for nfe in columns],
+        "evaluations of the whole fit, exact paths included": [
+            f"{best(['ns, default'], nfe)['cost']:,}" for nfe in columns
+        ],
+    }
+
+
 def test_a_run_computes_only_what_is_missing(tmp_path):
     frontier = ["toy:checkerboard", *QUICK, "--store", tmp_path, "--method"]
     first = run("bench.frontier", *frontier, *METHODS[:3])
@@ -212,16 +249,15 @@ def test_that_command_can_be_interrupted(networks, tmp_path):
 def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     monkeypatch.chdir(ROOT)
-    from bench import frontier, models
+    from bench import exchange, fid, frontier, models, tables
     from bench import networks as module
-    from bench.fid import EXACT
 
     for name in models.PATHS:
         models.link(networks / name, tmp_path / "folders" / name)
     real = tmp_path / "real"
     prepare(mnist_folder(tmp_path / "mnist"), real)
     given = {"models": networks, "work": tmp_path, "real": real, "weights": tmp_path / "weights", "left": 0}
-    known = {EXACT, *dedicated.NAMES, *frontier.LEARNED, frontier.TRANSFERRED, frontier.REFINED}
+    known = {fid.EXACT, *dedicated.NAMES, *frontier.LEARNED, frontier.TRANSFERRED, frontier.REFINED}
     seen = set()
     for line in [line for lanes in module.STAGES for lines in lanes.values() for line in lines]:
         command, *arguments = shlex.split(line.format(**given))
@@ -236,7 +272,11 @@ def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_p
             frontier.main()  # with no minutes left: it measures nothing, and loads no network
         elif command == "bespoke_solvers.cli":
             assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0, line
-    assert seen == {"bench.frontier", "bench.fid", "bench.exchange", "bespoke_solvers.cli"}
+        else:
+            {"bench.fid": fid, "bench.exchange": exchange, "bench.tables": tables}[command].arguments().parse_args(
+                arguments
+            )
+    assert seen == {"bench.frontier", "bench.fid", "bench.exchange", "bench.tables", "bespoke_solvers.cli"}
 
 
 def test_networks_become_folders_for_the_commands(networks, tmp_path):

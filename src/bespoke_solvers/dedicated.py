@@ -11,7 +11,8 @@ A constant x1_hat, or x0_hat, gives DDIM's step. All methods here add to it what
                                           + sigma_t sum_j w_j (x0_hat_j - x0_hat)    noise prediction.
 
 They differ in the times j and in the weights w(h, tau), where h = lambda_t - lambda_s and tau_j = lambda_j - lambda_s
-for data and the negatives of both for noise. The end is sigma = 0: the x1_hat of the last evaluation.
+for data and the negatives of both for noise; those of tAB-DEIS depend on the times t themselves. The end is sigma = 0:
+the x1_hat of the last evaluation.
 """
 
 import math
@@ -22,6 +23,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -34,16 +36,18 @@ from bespoke_solvers.velocity import Model, Velocity, ends
 Prediction = Literal["x0", "x1"]
 Weights = Callable[[Tensor, Tensor], Tensor]
 
+NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(32)
 LOWEST_SNR = 1e-6  # what an snr of 0 (a flow's start) counts as in differences of lambda, as in diffusers
 
 
 class Point(NamedTuple):
-    """A time of the grid with its alpha, sigma and lambda."""
+    """A time of the grid with its alpha, sigma and lambda, on a schedule."""
 
     t: Tensor
     alpha: Tensor
     sigma: Tensor
     lam: Tensor
+    schedule: Schedule
 
 
 class Seen(NamedTuple):
@@ -55,6 +59,7 @@ class Seen(NamedTuple):
 
 
 Look = Callable[[Point, Tensor], Seen]  # evaluates u at a point
+Step = Callable[[Point, Seen, Sequence[Seen]], Tensor]  # x_t from the evaluation s and others
 
 
 def ddim(t: Point, s: Seen) -> Tensor:
@@ -62,13 +67,15 @@ def ddim(t: Point, s: Seen) -> Tensor:
     return t.alpha * s.x1 + t.sigma * s.x0
 
 
-def step(t: Point, s: Seen, others: Sequence[Seen], prediction: Prediction, weights: Weights) -> Tensor:
-    """x_t from the evaluation s and others, by the equation at the head of this file."""
+def step(
+    t: Point, s: Seen, others: Sequence[Seen], *, prediction: Prediction = "x1", weights: Weights | None = None
+) -> Tensor:
+    """x_t from the evaluation s and others, by the equation at the head of this file; `exact` weights by default."""
     if not others:
         return ddim(t, s)
     sign, scale = (1, t.alpha) if prediction == "x1" else (-1, t.sigma)
     tau = torch.stack([sign * (other.at.lam - s.at.lam) for other in others])
-    w = weights(sign * (t.lam - s.at.lam), tau)
+    w = (weights or exact)(sign * (t.lam - s.at.lam), tau)
     differences = torch.stack([getattr(other, prediction) - getattr(s, prediction) for other in others])
     return ddim(t, s) + scale * (w @ differences)
 
@@ -119,13 +126,32 @@ def adams_bashforth(h: Tensor, tau: Tensor) -> Tensor:
     return -torch.expm1(-h) * torch.tensor(equal, dtype=torch.float64)
 
 
+def step_in_time(t: Point, s: Seen, others: Sequence[Seen]) -> Tensor:
+    """tAB-DEIS (Zhang & Chen 2023, eq. 15): the polynomial in t through all x0_hat, integrated over sigma / alpha.
+
+    With rho = sigma / alpha and its Lagrange polynomials L_j, w_j = (alpha_t / sigma_t) int_s^t L_j drho, by
+    Gauss-Legendre in lambda.
+    """
+    if not others:
+        return ddim(t, s)
+    times = torch.stack([seen.at.t for seen in (s, *others)])
+    lam = (t.lam + s.at.lam) / 2 + (t.lam - s.at.lam) / 2 * torch.from_numpy(NODES)
+    apart = s.at.schedule.time(lam)[:, None] - times
+    drho = -(t.lam - s.at.lam) / 2 * torch.from_numpy(NODE_WEIGHTS) * (t.lam - lam).exp()  # times alpha_t / sigma_t
+    w = [
+        drho @ (apart[:, rest] / (times[j] - times[rest])).prod(1)
+        for j in range(1, len(times))
+        for rest in [[k for k in range(len(times)) if k != j]]
+    ]
+    return ddim(t, s) + t.sigma * (torch.stack(w) @ torch.stack([other.x0 - s.x0 for other in others]))
+
+
 def multistep(
     path: Sequence[Point],
     look: Look,
     x: Tensor,
     order: int,
-    prediction: Prediction = "x1",
-    weights: Weights = exact,
+    by: Step = step,
     careful_below: float = 15,
     corrector: bool = False,
 ) -> Tensor:
@@ -139,10 +165,10 @@ def multistep(
     for k, (s, t) in enumerate(pairwise(path)):
         now = look(s, x)
         if corrector and seen:
-            x = step(s, seen[0], [*seen[1:], now], prediction, weights)
+            x = by(s, seen[0], [*seen[1:], now])
             now = Seen(s, (x - s.alpha * now.x1) / s.sigma, now.x1)
         seen = [now, *seen][: min(order, n - k) if n < careful_below else order]
-        x = step(t, now, seen[1:], prediction, weights)
+        x = by(t, now, seen[1:])
     return look(path[-1], x).x1
 
 
@@ -150,7 +176,7 @@ def singlestep(steps: Iterable[tuple[Point, Point, Point]], rest: Sequence[Point
     """Steps from s to t with a second evaluation at m, then DDIM. From alpha = 0 x1_hat takes the place of x0_hat."""
     for s, m, t in steps:
         now = look(s, x)
-        x = step(t, now, [look(m, ddim(m, now))], "x0" if s.alpha > 0 else "x1", halved)
+        x = step(t, now, [look(m, ddim(m, now))], prediction="x0" if s.alpha > 0 else "x1", weights=halved)
     return multistep(rest, look, x, order=1)
 
 
@@ -178,18 +204,21 @@ class Dedicated:
     evaluations: int = 1  # at each time of the grid but the last
 
 
+DPM, IN_NOISE = partial(step, weights=dpm_solver), partial(step, prediction="x0")
 METHODS: dict[str, Dedicated] = {
     "ddim": Dedicated(1, partial(multistep, order=1), "uniform"),
     "dpm-2": Dedicated(2, dpm_2, "log-snr", nfe=range(2, sys.maxsize, 2)),
-    "dpmpp-2m": Dedicated(2, partial(multistep, order=2, weights=dpm_solver), "log-snr"),
-    "dpmpp-3m": Dedicated(2, partial(multistep, order=3, weights=dpm_solver), "log-snr"),
-    # DEIS with polynomials in log(sigma / alpha), as in diffusers; those of tAB-DEIS are in t
-    "deis": Dedicated(3, partial(multistep, order=3, prediction="x0"), "uniform"),
+    "dpmpp-2m": Dedicated(2, partial(multistep, order=2, by=DPM), "log-snr"),
+    "dpmpp-3m": Dedicated(2, partial(multistep, order=3, by=DPM), "log-snr"),
+    "deis": Dedicated(3, partial(multistep, order=3, by=IN_NOISE), "uniform"),  # diffusers' kind, in log(sigma / alpha)
+    "deis-tab": Dedicated(4, partial(multistep, order=4, by=step_in_time, careful_below=0), "quadratic"),
     "ipndm": Dedicated(
-        2, partial(multistep, order=4, prediction="x0", weights=adams_bashforth, careful_below=0), "uniform"
+        2, partial(multistep, order=4, by=partial(IN_NOISE, weights=adams_bashforth), careful_below=0), "uniform"
     ),
     "unipc": Dedicated(
-        3, partial(multistep, order=3, weights=uni_pc, careful_below=math.inf, corrector=True), "uniform"
+        3,
+        partial(multistep, order=3, by=partial(step, weights=uni_pc), careful_below=math.inf, corrector=True),
+        "uniform",
     ),
     "edm-heun": Dedicated(2, edm_heun, "karras", nfe=range(1, sys.maxsize, 2), evaluations=2),
 }
@@ -218,7 +247,7 @@ def along(name: str, times: Float[Tensor, " n"], schedule: Schedule) -> Table:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
     alpha, sigma, _, _ = schedule(times)
     lam = schedule.log_snr(times).clamp(min=math.log(LOWEST_SNR))
-    path = [Point(*values) for values in zip(times, alpha, sigma, lam, strict=True)]
+    path = [Point(*values, schedule) for values in zip(times, alpha, sigma, lam, strict=True)]
     nfe = 1 + (len(path) - 1) * METHODS[name].evaluations
     _check(name, nfe)
 
