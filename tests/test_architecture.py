@@ -27,6 +27,7 @@ LAYERS = [
     "dedicated",
     "families",
     "description",
+    "doubts",
     "hub",
     "solver",
     "reference",

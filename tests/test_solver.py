@@ -119,6 +119,7 @@ def table_of(content):
         (lambda c: table_of(c)["theta"].update(theta_t=[2.0]), "field 'digest' does not belong to the numbers"),
         (lambda c: table_of(c).pop("digest"), "field 'digest' does not belong"),
         (lambda c: c["model"].update(schedule=[1]), "'schedule' of the model is no schedule"),
+        (lambda c: c["model"].update(schedule="CondOT"), "'schedule' of the model is no schedule"),
         (lambda c: c["model"]["schedule"].update(C=1), "'schedule' of the model is no schedule"),
         (lambda c: table_of(c)["t"].__setitem__(1, 10**400), "table 4: "),
         (lambda c: table_of(c).update(theta=3.0), "field 'theta' is float, expected dict"),

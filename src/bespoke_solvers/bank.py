@@ -77,7 +77,7 @@ class Bank:
             listed = "; ".join(in_words(name, *pair) for name, pair in other.items())
             raise ValueError(
                 f"the bank in {folder} is of another model or setting: {listed}; give the settings that it has "
-                "(--batch-size, --tolerance), or use another (--bank)"
+                "(--batch-size, --tolerance), use another (--bank), or remove that folder if the model has changed"
             )
 
     def noise(self, noise_set: NoiseSet, seed: int, index: int) -> Noise:

@@ -32,7 +32,8 @@ COLUMNS, PATHS = 16, 3  # samples in the picture of samples, and in that of path
 class Comparison:
     """One row for each method and number of evaluations; what it was measured on, FID and KID of the exact samples.
 
-    shown: the first samples of each method and NFE, for pictures.
+    shown: the first samples of each method and NFE, for pictures. reference_mean, reference_std: of the numbers of all
+    exact samples, by which one sees whether they are what the model draws elsewhere.
     """
 
     rows: list[dict[str, Any]]
@@ -42,6 +43,8 @@ class Comparison:
     reference_error: float
     exact: dict[str, Any] = field(default_factory=dict)
     judged: int = 0
+    reference_mean: float | None = None
+    reference_std: float | None = None
     shown: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
 
     def figures(self) -> dict[str, Any]:
@@ -109,7 +112,8 @@ def compare(
         grid = (grids or {}).get((name, table.nfe))
         rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
     exact, judged = (judge.exact(bank), judge.count) if judge else ({}, 0)
-    return Comparison(rows, len(report.x1), seed, report.evaluations, report.own_error, exact, judged, shown)
+    own_error, moments = report.own_error, (report.x1.mean().item(), report.x1.std().item())
+    return Comparison(rows, len(report.x1), seed, report.evaluations, own_error, exact, judged, *moments, shown)
 
 
 def as_text(comparison: Comparison) -> str:
@@ -122,6 +126,9 @@ def as_text(comparison: Comparison) -> str:
         f"on {comparison.samples} new samples; the exact ones took {comparison.reference_evaluations:.0f} evaluations "
         f"each and are exact to {comparison.reference_error:.0e}"
     )
+    if comparison.reference_mean is not None and comparison.reference_std is not None:
+        moments = f"mean {comparison.reference_mean:.3g} and standard deviation {comparison.reference_std:.3g}"
+        lines.append(f"the exact samples have {moments}")
     known = [row for row in comparison.rows if row["rmse"] and row.get("rmse_se") is not None]
     if known:
         most = max(row["rmse_se"] / row["rmse"] for row in known)
@@ -190,7 +197,7 @@ def _samples(comparison: Comparison, bank: Bank, solvers: Sequence[Solver]) -> d
     names.sort(key=lambda name: (name != own[0], name not in own))
     seen = {name: bank.model.pictures(comparison.shown[name, cost][:COLUMNS]) for name in names}
     exact = bank.model.pictures(exact)
-    return {"exact": exact} | {f"{name}, {cost} NFE\nRMSE {rmse(x, exact):.3f}": x for name, x in seen.items()}
+    return {"exact": exact} | {f"{name}, {cost} NFE\nRMSE here {rmse(x, exact):.3f}": x for name, x in seen.items()}
 
 
 @torch.no_grad()

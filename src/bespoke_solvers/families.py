@@ -180,6 +180,8 @@ def make(family: str, nfe: int, learn: Learn = "both", learn_scale: bool = True)
     """The named family with `nfe` evaluations, at its base method (`ns`: Euler's); `learn_scale` is for `ns`."""
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}; expected one of {', '.join(FAMILIES)}")
+    if nfe < 1:
+        raise ValueError(f"a solver needs at least one evaluation, got nfe = {nfe}")
     if family == NonStationary.name:
         if learn != "both":
             raise ValueError(f"learn = {learn!r} is for {' and '.join(BASES)}; ns has no time and scale to tell apart")

@@ -16,6 +16,7 @@ import torch
 from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.description import apart, describe, differences, network_time
+from bespoke_solvers.doubts import doubt
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Family, NonStationary
@@ -49,6 +50,7 @@ EFFORTS = {
     "high": Effort("endpoint", 256, 40),
 }
 PAPER = Effort("bound", 256, STEPS["bound"])
+LEARNING_RATE = 2e-3
 VALIDATION_PATHS = 64
 FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples than usual, and how many times as many
 HARMLESS = 1e-4  # an error of the reference that no one sees
@@ -118,7 +120,7 @@ def fit(
     seed: int = 0,
     paths: int | str | None = None,
     iterations: int | None = None,
-    learning_rate: float = 2e-3,
+    learning_rate: float | None = None,
     validation_paths: int | None = None,
     validate_every: int = 25,
     bank: Bank | None = None,
@@ -136,7 +138,7 @@ def fit(
     paths: how many exact paths are solved once and kept (`enough`, by default); "fresh" solves new ones for each step,
     as the paper does.
     iterations: the most steps of the last stage, which ends earlier where they no longer pay.
-    learning_rate, validate_every: Adam's.
+    learning_rate (`LEARNING_RATE` by default), validate_every: Adam's, for the bound and losses of one's own.
     validation_paths: how many samples the best step is chosen by, and as many others to report on.
     bank: where exact paths are kept, in what batches; by default in memory, 32 at a time. For a half-precision network
     it may be that of the same model in full precision, so that the rounding is fitted, too.
@@ -149,7 +151,7 @@ def fit(
     if not isinstance(model, Model):
         raise ValueError(f"got a {type(model).__name__} to fit to; expected a bespoke_solvers.Model made of it")
     if isinstance(nfe, bool) or not isinstance(nfe, numbers.Integral) or nfe < 1:
-        raise ValueError(f"nfe must be a whole number of at least 1, got {nfe!r}; fit one solver after another")
+        raise ValueError(f"nfe must be a whole number of at least 1, got {nfe!r}; for several, fit one after another")
     nfe = int(nfe)
     if not isinstance(bank, Bank | None):
         raise ValueError(f"got a {type(bank).__name__} as bank; expected a Bank(model, folder)")
@@ -159,7 +161,8 @@ def fit(
         learner = copy.deepcopy(family)
     if learner.nfe != nfe:
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
-    names = stages_of(learner, objective, effort, start is not None, paths == "fresh")
+    names = stages_of(learner, objective, effort, start is not None, paths == "fresh", learning_rate)
+    learning_rate = LEARNING_RATE if learning_rate is None else learning_rate
     paths, steps = _amounts(model, learner, objective, effort, names, paths, iterations)
     if start is not None and isinstance(learner, NonStationary):
         learner.load_table(start.off(model))
@@ -169,6 +172,8 @@ def fit(
     description = describe(model)
     if callable(objective) or names[-1] == "bound":
         check_gradient(model)
+    if found := doubt(model):
+        warnings.warn(found, stacklevel=2)
     bank = bank or Bank(model)
     if bank.model is not model and (
         differences(describe(bank.model), description, tolerance=math.inf) or apart(model, bank.model) > PRECISION
@@ -242,7 +247,12 @@ def paths_of(model: Model, family: Family, effort: str | None) -> int:
 
 
 def stages_of(
-    family: Family, objective: str | Loss | None, effort: str | None = None, started: bool = False, fresh: bool = False
+    family: Family,
+    objective: str | Loss | None,
+    effort: str | None = None,
+    started: bool = False,
+    fresh: bool = False,
+    learning_rate: float | None = None,
 ) -> list[str]:
     """The stages that a fit goes through; refuses what does not go together."""
     chained = isinstance(family, NonStationary)
@@ -260,6 +270,8 @@ def stages_of(
         raise ValueError(f"{name} of {family.name} has a start of its own; start is for projection and endpoint of ns")
     if fresh and name != "bound":
         raise ValueError(f"new paths in every iteration are for the bound; {name} needs paths that are kept")
+    if learning_rate is not None and name != "bound":
+        raise ValueError(f"learning_rate = {learning_rate:g} is for Adam and the bound; {name} has none, leave it out")
     return list(CHAIN[: CHAIN.index(name) + 1]) if chained and not started else [name]
 
 

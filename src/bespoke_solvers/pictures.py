@@ -124,7 +124,9 @@ def _scatter(axes: "Axes", x: Tensor, colour: str, like: Tensor) -> None:
     centre, reach = (frame.amax(0) + frame.amin(0)) / 2, 0.55 * (frame.amax(0) - frame.amin(0)).max().item() + 1e-6
     axes.scatter(points[:, 0].tolist(), points[:, 1].tolist(), s=4, color=colour, linewidths=0)
     (x_centre, y_centre) = centre.tolist()
-    axes.set(xlim=(x_centre - reach, x_centre + reach), ylim=(y_centre - reach, y_centre + reach), xticks=[], yticks=[])
+    axes.set(xlim=(x_centre - reach, x_centre + reach), ylim=(y_centre - reach, y_centre + reach))
+    axes.locator_params(nbins=4)
+    axes.tick_params(labelsize=6)
     axes.set_aspect("equal")
 
 

@@ -135,7 +135,7 @@ class Run:
             setattr(self, name, value)
 
     def _postfix(self) -> dict[str, str]:
-        """Validation RMSE: now, at its best, and at the start."""
+        """Validation RMSE: now, of the step that is kept so far, and at the start."""
         rmse = [row[2] for row in self.history]
         best = self.best_quality[0]
-        return {"rmse": f"{rmse[-1]:.4f}", "best": f"{best:.4f}", "start": f"{rmse[0]:.4f}"}
+        return {"rmse": f"{rmse[-1]:.4f}", "kept": f"{best:.4f}", "start": f"{rmse[0]:.4f}"}

@@ -276,7 +276,7 @@ def _solver(record: Any, model: dict[str, Any], nfe: int, where: str) -> Solver:
         )
     try:
         kept, expected = record.get("log_snr"), _log_snr(model, t)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: field 'schedule' of the model is no schedule: {error}") from error
     if kept is not None and expected is not None and not close(kept, expected):
         raise ValueError(

@@ -93,7 +93,7 @@ def checked(output: Any, t: Tensor, x: Tensor, dtype: torch.dtype | None = None)
     if output.shape != x.shape or dtype not in (None, output.dtype):
         raise ValueError(
             f"the velocity returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} {tuple(x.shape)}"
-            f" and a t of {tuple(t.shape)}; it must return what x is"
+            f" and a t of {tuple(t.shape)}; it must return what x is (.to(x.dtype) for another precision)"
         )
     return output
 

@@ -35,7 +35,7 @@ from bespoke_solvers.models import copies, resolve
 
 def eval(
     model: ModelName,
-    solver: Annotated[str, typer.Option(help=SOLVER)],
+    solver: Annotated[list[str], typer.Option(help=SOLVER)],
     out: Annotated[Path, typer.Option(help="A folder for the report, the figures (results.json) and the pictures.")],
     baselines: Annotated[
         str,
@@ -66,10 +66,14 @@ def eval(
 
     With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
     """
+    if len(solver) > 1:
+        raise ValueError(
+            f"got {len(solver)} files with --solver; compare one at a time, with several NFE in it perhaps"
+        )
     if fid:
         check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
-    found, resolved = solvers(solver), resolve(model, guidance, **more)
+    found, resolved = solvers(solver[0]), resolve(model, guidance, **more)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
     methods, _ = comparison.methods(found, names, numbers(nfe), resolved)

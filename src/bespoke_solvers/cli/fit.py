@@ -54,7 +54,9 @@ def fit(
     paths: Annotated[int | None, typer.Option(min=1, help="Exact paths to fit to, solved once and kept.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="New paths in every iteration, as the paper does.")] = False,
     iterations: Annotated[int | None, typer.Option(min=0, help="The most steps of the objective.")] = None,
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of Adam, which minimises the bound.")] = 2e-3,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0.0, help=f"Of Adam, for the bound alone; {fitting.LEARNING_RATE:g} by default.")
+    ] = None,
     validation_paths: Annotated[
         int | None, typer.Option(min=1, help="Samples to choose by, and as many to report on.")
     ] = None,
@@ -95,7 +97,7 @@ def fit(
     resolved = resolve(model, guidance, **more)
     learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
-        stages = fitting.stages_of(learner, objective, effort, start is not None, fresh)
+        stages = fitting.stages_of(learner, objective, effort, start is not None, fresh, learning_rate)
         if start not in (None, "best"):
             dedicated.baseline(start, n, resolved)
     guided = None if resolved.guidance is None else f"w{resolved.guidance:g}"

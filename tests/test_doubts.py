@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from bespoke_solvers import Model, fit, schedules, toy, zoo
+from bespoke_solvers.doubts import doubt
+from bespoke_solvers.models import resolve
+from bespoke_solvers.velocity import ends
+from problems import SCHEDULES, mixture
+
+CONDOT, COSINE, VP = schedules.CondOT(), schedules.Cosine(), schedules.VP()
+PREDICTED = {  # by the exact mixture, as a network would
+    "epsilon": lambda path, x0, x1: x0,
+    "v": lambda path, x0, x1: path.alpha * x0 - path.sigma * x1,
+    "x-start": lambda path, x0, x1: x1,
+}
+
+
+def network(schedule, what):
+    u = mixture(schedule)
+
+    def output(t, x):
+        return PREDICTED[what](schedule(t), *ends(schedule, t, x, u(t, x)))
+
+    return output
+
+
+def model(schedule, velocity, prediction="flow", **more):
+    return Model(velocity, (3,), schedule, prediction=prediction, dtype=torch.float64, **more)
+
+
+@pytest.mark.parametrize("prediction", ["flow", "epsilon", "x-start", "score"])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_exact_models_raise_none(schedule, prediction):
+    assert doubt(model(schedule, mixture(schedule), prediction)) is None
+
+
+@pytest.mark.parametrize("name", ["toy:digits", "toy:digits-vp", "toy:checkerboard", "toy:checkerboard-edm"])
+def test_neither_do_toys(name):
+    assert doubt(resolve(name, device="cpu")) is None
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("guidance", [None, 4.0])
+def test_neither_do_trained_networks(name, guidance):
+    assert doubt(resolve(name, guidance, device="cpu")) is None
+
+
+def test_a_time_that_runs_backwards_or_a_wrong_sign():
+    u = mixture(CONDOT)
+    for wrong in (lambda t, x: -u(t, x), lambda t, x: u(1 - t, x)):
+        assert "whether t = 0 is noise" in doubt(model(CONDOT, wrong, domain=(0.0, 0.999)))
+
+
+@pytest.mark.parametrize(("trained", "said"), [("epsilon", "v"), ("v", "epsilon"), ("x-start", "epsilon")])
+@pytest.mark.parametrize("schedule", [COSINE, VP], ids=["Cosine", "VP"])
+def test_another_prediction_than_the_networks(schedule, trained, said):
+    given = {"shape": (3,), "schedule": schedule, "domain": (0.002, 0.999), "dtype": torch.float64}
+    right, wrong = (
+        Model.from_network(network(schedule, trained), prediction=name, **given) for name in (trained, said)
+    )
+    assert doubt(right) is None
+    assert f"predicts {said!r}" in doubt(wrong)
+
+
+def test_a_fit_tells_of_it_and_goes_on():
+    u = toy.load("toy:checkerboard").velocity
+    reversed_time = Model(lambda t, x: -u(t, x), (2,), CONDOT)
+    with pytest.warns(UserWarning, match=r"depends on the noise with a slope of 2\.0.*look whether t = 0 is noise"):
+        fit(reversed_time, nfe=4, effort="low", paths=4, validation_paths=4, progress=False)
