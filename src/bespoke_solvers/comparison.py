@@ -25,7 +25,7 @@ from bespoke_solvers.solver import Solver
 from bespoke_solvers.table import Table, states
 from bespoke_solvers.velocity import Model
 
-COLUMNS, PATHS = 16, 3  # samples in the picture of samples, and in that of paths
+PATHS = 3  # samples in the picture of paths
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,12 @@ def write(
 def _samples(comparison: Comparison, bank: Bank, solvers: Sequence[Solver]) -> dict[str, Tensor]:
     """The pictures of the exact samples, and of those of all methods of the first solver's cost, the solvers first;
     with each its RMSE over these few."""
-    exact = held_out(bank, "report", comparison.seed, comparison.samples).x1[:COLUMNS]
+    count = gallery.most(bank.model)
+    exact = held_out(bank, "report", comparison.seed, comparison.samples).x1[:count]
     cost, own = solvers[0].nfe, list(map(name_of, solvers))
     names = [name for name, nfe in comparison.shown if nfe == cost]
     names.sort(key=lambda name: (name != own[0], name not in own))
-    seen = {name: bank.model.pictures(comparison.shown[name, cost][:COLUMNS]) for name in names}
+    seen = {name: bank.model.pictures(comparison.shown[name, cost][:count]) for name in names}
     exact = bank.model.pictures(exact)
     return {"exact": exact} | {f"{name}, {cost} NFE\nRMSE here {rmse(x, exact):.3f}": x for name, x in seen.items()}
 

@@ -46,3 +46,4 @@ def demo(
         typer.echo(file)
     typer.echo(f"\nAll of it took {counter.evaluations:,} evaluations of the network.")
     typer.echo(f"Look inside: {os.path.relpath(sys.argv[0])} show {out / 'solver.json'}")
+    typer.echo("A solver for your own model: docs/own-model.md in the repository.")
