@@ -10,7 +10,7 @@ from bespoke_solvers.bank import Bank, BankFullError
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.metrics import psnr, rmse
-from bespoke_solvers.schedules import VP
+from bespoke_solvers.schedules import VP, CondOT
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Counter, Model
 from problems import SCHEDULES
@@ -186,3 +186,12 @@ def test_the_card_is_readable(model, tmp_path):
     card = json.loads((tmp_path / "bank.json").read_text())
     assert card["schedule"] == {"name": "CondOT"}
     assert len(card["fingerprint"]) == 25
+
+
+@pytest.mark.parametrize(("shape", "count"), [((2,), 24), ((3, 4, 8), 21), ((3, 32, 32), 8)])
+def test_how_exact_samples_are_is_seen_on_many_where_that_is_cheap(shape, count, monkeypatch):
+    asked = []
+    monkeypatch.setattr("bespoke_solvers.bank.own_error", lambda *_, count, **options: asked.append(count) or 0.0)
+    straight = Model(lambda t, x: -x, shape, CondOT())
+    held_out(Bank(straight, batch_size=24), "report", 0, 24)
+    assert asked == [count]

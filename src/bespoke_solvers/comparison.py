@@ -112,7 +112,7 @@ def compare(
         grid = (grids or {}).get((name, table.nfe))
         rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
     exact, judged = (judge.exact(bank), judge.count) if judge else ({}, 0)
-    own_error, moments = report.own_error, (report.x1.mean().item(), report.x1.std().item())
+    own_error, moments = report.own_error, (report.x1.mean().item(), report.x1.std(correction=0).item())
     return Comparison(rows, len(report.x1), seed, report.evaluations, own_error, exact, judged, *moments, shown)
 
 
