@@ -10,6 +10,7 @@ import bespoke_solvers
 from bespoke_solvers import dedicated, families, fitting, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.description import apart, describe
+from bespoke_solvers.doubts import doubt
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.fitting import CHAIN, EFFORTS, Effort
@@ -181,6 +182,7 @@ def test_evaluations_are_accounted_for(model):
     counting = dataclasses.replace(model, velocity=counter)
     describe(counting)
     apart(counting, model)
+    doubt(counting)
     describing, counter.evaluations = counter.evaluations, 0
     spent = fit(counting, bank, **CHAINED | {"iterations": 1}).fit["evaluations"]
     assert spent["forward"] == counter.evaluations - describing - 2 * 3 * 16

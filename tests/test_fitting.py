@@ -6,7 +6,7 @@ import torch
 
 import bespoke_solvers
 from bespoke_solvers import Model, families, fitting, reference, toy
-from bespoke_solvers.bank import Bank
+from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.generic import HEUN
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.schedules import CondOT
@@ -111,7 +111,7 @@ def test_kept_paths_are_solved_once(model):
     bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=8)
     bank.fill(0, 20)
     calls = counter.calls
-    kept, fresh = fitting.Batches(bank, bank.model, 0, 3), fitting.Batches(bank, bank.model, 0, None)
+    kept, fresh = Batches(bank, bank.model, 0, 3), Batches(bank, bank.model, 0, None)
     batches = [kept.turn(i) for i in range(6)]
     assert counter.calls == calls
     assert all(torch.equal(batches[i].x1, batches[i + 3].x1) for i in range(3))
@@ -123,8 +123,8 @@ def test_kept_paths_are_solved_once(model):
 def test_the_first_batches_are_read_when_it_is_their_turn(model, tmp_path, monkeypatch):
     bank = Bank(model, tmp_path, batch_size=8)
     bank.fill(0, 24)
-    monkeypatch.setattr(fitting, "IN_MEMORY", 0)
-    batches, read = fitting.Batches(bank, model, 0, 3), []
+    monkeypatch.setattr("bespoke_solvers.bank.IN_MEMORY", 0)
+    batches, read = Batches(bank, model, 0, 3), []
     paths = bank.paths
     monkeypatch.setattr(bank, "paths", lambda seed, index: read.append(index) or paths(seed, index))
     first = batches[:2]
@@ -307,7 +307,7 @@ def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
     [
         ({"model": torch.nn.Linear(2, 2)}, "got a Linear to fit to; expected a bespoke_solvers.Model"),
         ({"nfe": "8"}, "nfe must be a whole number of at least 1, got '8'"),
-        ({"nfe": [4, 8]}, r"got \[4, 8\]; fit one solver after another"),
+        ({"nfe": [4, 8]}, r"got \[4, 8\]; for several, fit one after another"),
         ({"nfe": 8.0}, "got 8.0"),
         ({"nfe": 0}, "got 0"),
         ({"bank": "folder"}, "got a str as bank; expected a Bank"),

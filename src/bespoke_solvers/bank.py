@@ -1,13 +1,14 @@
 """A bank of exact paths: each is solved once, kept in memory or in a folder, and used by every fit for its model."""
 
+import copy
 import json
 import math
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +23,7 @@ from bespoke_solvers.reference import Paths, check_tolerance, own_error, regular
 from bespoke_solvers.velocity import Ends, Model, Noise, NoiseSet, noise_seeds
 
 GIB = 2**30
+IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
 MANY = 2048  # numbers of samples that are solved a second time to see how exact they are
 
 
@@ -180,3 +182,54 @@ class Bank:
 
 def _bytes(values: dict[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in values.values())
+
+
+class Batches(Sequence[Paths]):
+    """The fitting paths, batch by batch: `kept` batches of the bank, or (None) each one solved when it is its turn."""
+
+    def __init__(self, bank: Bank, model: Model, seed: int, kept: int | None) -> None:
+        self.bank, self.model, self.seed, self.kept = bank, model, seed, kept
+        size = bank.bytes_of_paths(seed) * kept if kept else 0
+        self.in_memory = kept is not None and (bank.folder is None or size <= IN_MEMORY)
+        self._read: dict[int, Paths] = {}
+        self.evaluations = sum(paths.evaluations * bank.batch_size for paths in self)  # of u, for exact paths
+
+    def _get(self, index: int) -> Paths:
+        if index not in self._read:
+            if not self.in_memory:
+                self._read.clear()
+            self._read[index] = self._make(index)
+        return self._read[index]
+
+    def _make(self, index: int) -> Paths:
+        bank = self.bank
+        if self.kept is None:
+            paths = solve(bank.model, bank.noise("fit", self.seed, index), rtol=bank.rtol, atol=bank.atol)
+            self.evaluations += paths.evaluations * bank.batch_size
+        else:
+            paths = bank.paths(self.seed, index)
+        return replace(paths, model=self.model)
+
+    def __len__(self) -> int:
+        return self.kept or 0
+
+    @overload
+    def __getitem__(self, index: int) -> Paths: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Paths]: ...
+    def __getitem__(self, index: int | slice) -> Paths | Sequence[Paths]:
+        """A batch; or the first of them, of which none is read before its turn."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if (start, step) != (0, 1) or stop < 1:
+                raise IndexError(f"batches {start} to {stop}; expected the first of them")
+            first = copy.copy(self)
+            first.kept = stop
+            return first
+        if index >= len(self):
+            raise IndexError(index)
+        return self._get(index)
+
+    def turn(self, iteration: int) -> Paths:
+        """The batch whose turn it is."""
+        return self._get(iteration if self.kept is None else iteration % self.kept)

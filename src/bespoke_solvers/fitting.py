@@ -9,12 +9,12 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 
 from bespoke_solvers import __version__, families
-from bespoke_solvers.bank import Bank
+from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.description import apart, describe, differences, network_time
 from bespoke_solvers.doubts import doubt
 from bespoke_solvers.endpoint import EndPoint
@@ -24,7 +24,6 @@ from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.projection import Projection
-from bespoke_solvers.reference import Paths, solve
 from bespoke_solvers.run import Planned, Rate, Run
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage, check_gradient
@@ -54,59 +53,7 @@ LEARNING_RATE = 2e-3
 VALIDATION_PATHS = 64
 FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples than usual, and how many times as many
 HARMLESS = 1e-4  # an error of the reference that no one sees
-IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
 PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
-
-
-class Batches(Sequence[Paths]):
-    """The fitting paths, batch by batch: `kept` batches of the bank, or (None) each one solved when it is its turn."""
-
-    def __init__(self, bank: Bank, model: Model, seed: int, kept: int | None) -> None:
-        self.bank, self.model, self.seed, self.kept = bank, model, seed, kept
-        size = bank.bytes_of_paths(seed) * kept if kept else 0
-        self.in_memory = kept is not None and (bank.folder is None or size <= IN_MEMORY)
-        self._read: dict[int, Paths] = {}
-        self.evaluations = sum(paths.evaluations * bank.batch_size for paths in self)  # of u, for exact paths
-
-    def _get(self, index: int) -> Paths:
-        if index not in self._read:
-            if not self.in_memory:
-                self._read.clear()
-            self._read[index] = self._make(index)
-        return self._read[index]
-
-    def _make(self, index: int) -> Paths:
-        bank = self.bank
-        if self.kept is None:
-            paths = solve(bank.model, bank.noise("fit", self.seed, index), rtol=bank.rtol, atol=bank.atol)
-            self.evaluations += paths.evaluations * bank.batch_size
-        else:
-            paths = bank.paths(self.seed, index)
-        return dataclasses.replace(paths, model=self.model)
-
-    def __len__(self) -> int:
-        return self.kept or 0
-
-    @overload
-    def __getitem__(self, index: int) -> Paths: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Paths]: ...
-    def __getitem__(self, index: int | slice) -> Paths | Sequence[Paths]:
-        """A batch; or the first of them, of which none is read before its turn."""
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if (start, step) != (0, 1) or stop < 1:
-                raise IndexError(f"batches {start} to {stop}; expected the first of them")
-            first = copy.copy(self)
-            first.kept = stop
-            return first
-        if index >= len(self):
-            raise IndexError(index)
-        return self._get(index)
-
-    def turn(self, iteration: int) -> Paths:
-        """The batch whose turn it is."""
-        return self._get(iteration if self.kept is None else iteration % self.kept)
 
 
 def fit(
