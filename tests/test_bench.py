@@ -40,6 +40,10 @@ def run(module: str, *arguments: object) -> str:
     return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
     page, copy = ROOT / "docs" / "results.md", tmp_path / "results.md"
     copy.write_text(page.read_text().replace("0.0", "9.9"))
@@ -137,10 +141,6 @@ def test_a_longer_fit_goes_on_from_a_shorter_one(tmp_path, rate, method):
     assert long["began"] == short["budget"]
     assert long["evaluations"]["backward"] == 8 * 16 * 4
     assert long["evaluations"]["reference"] == short["evaluations"]["reference"]
-
-
-def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_the_paper_and_the_frontier_share_their_cells(tmp_path):

@@ -67,19 +67,6 @@ def ddim(t: Point, s: Seen) -> Tensor:
     return t.alpha * s.x1 + t.sigma * s.x0
 
 
-def step(
-    t: Point, s: Seen, others: Sequence[Seen], *, prediction: Prediction = "x1", weights: Weights | None = None
-) -> Tensor:
-    """x_t from the evaluation s and others, by the equation at the head of this file; `exact` weights by default."""
-    if not others:
-        return ddim(t, s)
-    sign, scale = (1, t.alpha) if prediction == "x1" else (-1, t.sigma)
-    tau = torch.stack([sign * (other.at.lam - s.at.lam) for other in others])
-    w = (weights or exact)(sign * (t.lam - s.at.lam), tau)
-    differences = torch.stack([getattr(other, prediction) - getattr(s, prediction) for other in others])
-    return ddim(t, s) + scale * (w @ differences)
-
-
 def moments(h: Tensor, count: int) -> list[Tensor]:
     """I_i = int_0^h e^(tau - h) tau^i dtau for i = 0..count, by parts: I_i = h^i - i I_(i-1)."""
     found = [-torch.expm1(-h)]
@@ -126,6 +113,19 @@ def adams_bashforth(h: Tensor, tau: Tensor) -> Tensor:
     return -torch.expm1(-h) * torch.tensor(equal, dtype=torch.float64)
 
 
+def step(
+    t: Point, s: Seen, others: Sequence[Seen], *, prediction: Prediction = "x1", weights: Weights = exact
+) -> Tensor:
+    """x_t from the evaluation s and others, by the equation at the head of this file."""
+    if not others:
+        return ddim(t, s)
+    sign, scale = (1, t.alpha) if prediction == "x1" else (-1, t.sigma)
+    tau = torch.stack([sign * (other.at.lam - s.at.lam) for other in others])
+    w = weights(sign * (t.lam - s.at.lam), tau)
+    differences = torch.stack([getattr(other, prediction) - getattr(s, prediction) for other in others])
+    return ddim(t, s) + scale * (w @ differences)
+
+
 def step_in_time(t: Point, s: Seen, others: Sequence[Seen]) -> Tensor:
     """tAB-DEIS (Zhang & Chen 2023, eq. 15): the polynomial in t through all x0_hat, integrated over sigma / alpha.
 
@@ -138,12 +138,13 @@ def step_in_time(t: Point, s: Seen, others: Sequence[Seen]) -> Tensor:
     lam = (t.lam + s.at.lam) / 2 + (t.lam - s.at.lam) / 2 * torch.from_numpy(NODES)
     apart = s.at.schedule.time(lam)[:, None] - times
     drho = -(t.lam - s.at.lam) / 2 * torch.from_numpy(NODE_WEIGHTS) * (t.lam - lam).exp()  # times alpha_t / sigma_t
-    w = [
-        drho @ (apart[:, rest] / (times[j] - times[rest])).prod(1)
-        for j in range(1, len(times))
-        for rest in [[k for k in range(len(times)) if k != j]]
-    ]
-    return ddim(t, s) + t.sigma * (torch.stack(w) @ torch.stack([other.x0 - s.x0 for other in others]))
+
+    def weight(j: int) -> Tensor:
+        rest = [k for k in range(len(times)) if k != j]
+        return drho @ (apart[:, rest] / (times[j] - times[rest])).prod(1)
+
+    w = torch.stack([weight(j) for j in range(1, len(times))])
+    return ddim(t, s) + t.sigma * (w @ torch.stack([other.x0 - s.x0 for other in others]))
 
 
 def multistep(

@@ -5,6 +5,8 @@ depend on it. A time that runs backwards, a wrong sign on the straight path or a
 shows in these slopes. A wrong schedule, or a network's time that is off, does not.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ def doubt(model: Model) -> str | None:
         found, expected, what = slope(predicted.x1), 0, "predicts data that depends on the noise with a slope of"
     else:
         return None
-    if abs(found - expected) < FAR or found != found:  # what is not finite is told by the exact paths
+    if math.isnan(found) or abs(found - expected) < FAR:  # what is not finite is told by the exact paths
         return None
     return (
         f"at pure noise, t = {model.t_lo:g}, the model {what} {found:.2f}, where about {expected} is expected: if the "
