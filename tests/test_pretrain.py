@@ -324,6 +324,20 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     assert "holds a model already, and no checkpoint; give another --out" in printed
 
 
+def test_a_training_goes_on_from_the_weights_of_another(folder, capsys, tiny):
+    arguments = ["pretrain", "tiny", "--data", folder, "--quiet", "--steps"]
+    command(capsys, *arguments, 120, "--out", folder / "first", "--seed", 1)
+    more = [*arguments, 50, "--out", folder / "more", "--start", folder / "first"]
+    assert command(capsys, *more)[0] == 0
+    first, record = (json.loads((folder / name / "training.json").read_text()) for name in ("first", "more"))
+    assert record["losses"][0][2] < 0.6 * first["losses"][0][2], "it does not begin anew"
+    assert (record["images"], record["start"]["images"]) == (400, 960)
+    assert record["start"]["command"] == first["command"]
+    assert "| begun from | 960 pictures in" in (folder / "more" / "README.md").read_text()
+    code, printed = command(capsys, *arguments, 60, "--out", folder / "more", "--start", folder / "more")
+    assert (code, "is of another training: start" in printed) == (1, True)
+
+
 def test_a_dry_run_trains_nothing(folder, capsys, tiny):
     arguments = ["pretrain", "tiny", "--data", folder, "--out", folder / "out", "--minutes", 2.5, "--dry-run"]
     code, printed = command(capsys, *arguments)
@@ -342,6 +356,8 @@ REFUSALS = {
     "tiny --data . --out data.json --steps 1": "data.json is a file; expected a folder",
     "tiny --data . --out data.json --steps 1 --dry-run": "data.json is a file; expected a folder",
     "tiny --data . --out o --steps 1 --fid none": "there is no none; expected a folder of bespoke data",
+    "tiny --data . --out o --steps 1 --start none": "there is no none/diffusion_pytorch_model.safetensors; a training",
+    "tiny --data . --out o --steps 1 --start zoo:cifar10-fm-ot": "trained with the configuration small-fm-ot, expected",
     "small-fm-ot --data . --out o --steps 1": "pictures of 1 or 3 colours x 32 x 32, but greys has 1 x 8 x 8",
 }
 

@@ -1,14 +1,16 @@
 """A trained network as a folder: weights that diffusers loads, `training.json`, and a model card made from it."""
 
 import copy
+import hashlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bespoke_solvers.adapters.diffusers import TRAINING
+from bespoke_solvers.adapters.diffusers import TRAINING, read_json
 from bespoke_solvers.files import write_atomically
 
 if TYPE_CHECKING:
@@ -28,6 +30,47 @@ MEANINGS = {  # of a prediction: what the network gives, dx/dt, and the stock di
         "the DDIM and DPM-Solver family with linear betas from 1e-4 to 0.02 and `epsilon` (close, not equal)",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trained network that another training goes on from."""
+
+    folder: Path
+    content: bytes
+    training: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """What tells its weights from others."""
+        return hashlib.sha256(self.content).hexdigest()[:16]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the next record says of it, and of what it began with itself."""
+        kept = ("command", "steps", "images", "seconds", "device", "fid", "start")
+        return {"digest": self.digest} | {name: self.training[name] for name in kept if name in self.training}
+
+    def check(self, config: str, classes: list[str]) -> None:
+        """Refuse the network of another configuration, or of other classes."""
+        found = (self.training["config"], self.training["data"]["classes"])
+        for name, own, wanted in zip(("configuration", "classes"), found, (config, classes), strict=True):
+            if own != wanted:
+                raise ValueError(f"{self.folder} was trained with the {name} {own}, expected {wanted}, to start from")
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """As `load_state_dict` takes them."""
+        from safetensors.torch import load
+
+        return load(self.content)
+
+
+def start(folder: Path) -> Start:
+    """The network of a folder that `bespoke pretrain` made."""
+    for name in (WEIGHTS, TRAINING):
+        if not (folder / name).is_file():
+            raise ValueError(f"there is no {folder / name}; a training starts from a folder of bespoke pretrain")
+    return Start(folder, (folder / WEIGHTS).read_bytes(), read_json(folder / TRAINING))
 
 
 def save(network: "UNet2DModel", record: dict[str, Any], folder: Path, half: bool) -> None:
@@ -55,6 +98,13 @@ def card(record: dict[str, Any]) -> str:
         speed += f", {used / 2**30:.1f} GiB of its memory"
     fid = ", ".join(f"{value:.2f}" for _, _, value in record.get("fid", []))
     along = f"\n| FID along the way | {fid} |" if fid else ""
+    before = ""
+    if begun := record.get("start"):
+        earlier = f", FID {begun['fid'][-1][2]:.2f} at its end" if begun.get("fid") else ""
+        before = (
+            f"\n| begun from | {begun['images']:,} pictures in {begun['seconds'] / 60:.1f} minutes{earlier}: "
+            f"`{begun.get('command', '')}` |"
+        )
     command = f"\n| command | `{record['command']}` |" if record.get("command") else ""
     return f"""---
 library_name: diffusers
@@ -74,7 +124,7 @@ scaled to [-1, 1] and flipped at random.
 | the network predicts | {given} |
 | velocity dx/dt | {velocity} |
 | scheduler of diffusers with the same meaning | {scheduler} |
-| training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |
+| training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |{before}
 | time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]}{speed} |
 | batch, learning rate, seed | {settings["batch_size"]}, {settings["learning_rate"]:g}, {settings["seed"]} |
 | last loss | {record["losses"][-1][2]:.4f} |{along}{command}

@@ -35,13 +35,17 @@ FID_BY = "ipndm@quadratic"  # with SAMPLE_NFE, near the exact samples on all pat
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained on what, until `steps` steps are done or `minutes` have passed, resumed runs included."""
+    """What is trained on what, until `steps` steps are done or `minutes` have passed, resumed runs included.
+
+    start: a network to go on from (`model_folder.start`), rather than new weights.
+    """
 
     config: Config
     data: Pictures
     steps: int | None = None
     minutes: float | None = None
     seed: int = 0
+    start: model_folder.Start | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
@@ -54,6 +58,8 @@ class Plan:
                 f"{self.config.name} is for pictures of 1 or 3 colours x {size} x {size}, but {self.data.name} has "
                 f"{' x '.join(map(str, self.shape))}; choose another configuration, or make the data at that size"
             )
+        if self.start:
+            self.start.check(self.config.name, self.classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,7 +76,8 @@ class Plan:
         """What a checkpoint must agree with; the limit may change."""
         data = {"data": self.data.name, "pictures": (len(self.data), *self.data.digests), "shape": self.shape}
         config = {name: value for name, value in dataclasses.asdict(self.config).items() if name != "name"}
-        return {"config": self.config.name, **data, "classes": self.classes, **config, "seed": self.seed}
+        start = {"start": self.start.digest} if self.start else {}
+        return {"config": self.config.name, **data, "classes": self.classes, **config, "seed": self.seed, **start}
 
     def progress(self, steps: int, seconds: float) -> float:
         """The part of the limit that is used up."""
@@ -93,7 +100,10 @@ class Training:
         torch.backends.cudnn.benchmark = True  # all batches have one shape
         self.plan, self.device = plan, device
         self.source = matching.Source(plan.data, classes, config.label_dropout, device)
-        self.network = unet(config, plan.shape[0], classes).to(device).to(memory_format=torch.channels_last).train()
+        network = unet(config, plan.shape[0], classes)
+        if plan.start:
+            network.load_state_dict(plan.start.weights())
+        self.network = network.to(device).to(memory_format=torch.channels_last).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         self.parameters, self.averages = list(self.network.parameters()), list(self.average.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.learning_rate, fused=device.type == "cuda")
@@ -228,9 +238,7 @@ class Training:
             | {"seed": plan.seed, "steps": plan.steps, "minutes": plan.minutes, "ema_decay": EMA_DECAY},
             "parameters": sum(value.numel() for value in self.parameters),
             "weights": "float16" if half else "float32",
-            "steps": self.steps,
-            "images": self.steps * plan.config.batch_size,
-            "seconds": round(self.seconds, 1),
+            **{"steps": self.steps, "images": self.steps * plan.config.batch_size, "seconds": round(self.seconds, 1)},
             "device": torch.cuda.get_device_name(self.device) if gpu else platform.machine() + " CPU",
             "precision": "bfloat16 autocast" if gpu else "float32",
             **({"gpu_memory": torch.cuda.max_memory_allocated(self.device)} if gpu else {}),  # bytes, at most
@@ -238,6 +246,7 @@ class Training:
                 **{"python": platform.python_version(), "torch": torch.__version__},
                 **{"diffusers": diffusers.__version__, "bespoke_solvers": __version__},
             },
+            **({"start": plan.start.record} if plan.start else {}),
             "losses": self.curve(),
             **({"fid": self.fid} if self.fid else {}),
         }

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from bespoke_solvers import data as data_sets
+from bespoke_solvers import model_folder
 from bespoke_solvers.cli.common import (
     DryRun,
     FidSamples,
@@ -18,6 +19,7 @@ from bespoke_solvers.cli.common import (
     without_folders,
 )
 from bespoke_solvers.judge import check_real
+from bespoke_solvers.models import folder_of
 from bespoke_solvers.pretrain import CHECKPOINT, Plan, read_checkpoint, train
 from bespoke_solvers.pretrain_configs import CONFIGS, configuration
 
@@ -30,6 +32,9 @@ def pretrain(
     steps: Annotated[int | None, typer.Option(help="Train for so many steps instead.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures in a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="The largest of the schedule.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="A folder of bespoke pretrain: go on from its weights, with a new schedule.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, noise and the order of the pictures.")] = 0,
     half: Annotated[bool, typer.Option("--half", help="Save the weights in float16.")] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Do not compile the network on the GPU.")] = False,
@@ -44,7 +49,8 @@ def pretrain(
     With --fid, FID is measured along the way, in time that no limit counts.
     """
     chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
-    plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed)
+    first = model_folder.start(folder_of(str(start))) if start else None
+    plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed, start=first)
     if fid:
         check_real(fid)
     if dry_run:
