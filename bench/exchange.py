@@ -1,7 +1,8 @@
-"""The cells that bench.frontier and `bespoke paper` share, from one store into the other: python -m bench.exchange OUT.
+"""The cells that the benchmarks and `bespoke paper` share, from one store into the other: python -m bench.exchange OUT.
 
 The same counts give the same noise, exact samples and fit, so nothing is computed: the records keep their provenance,
-and a cell that is there already stays. Models with guidance are left out: the two have them with other counts.
+and a cell that is there already stays. Models with guidance are left out: the two have them with other counts. FID goes
+from bench.fid to the paper's, given the pictures that it was measured to (`--real`, `--weights`).
 """
 
 import argparse
@@ -10,10 +11,12 @@ from pathlib import Path
 
 from bench.frontier import DEFAULT, adam_budget, cost
 from bench.store import Store
-from bespoke_solvers import cells
+from bespoke_solvers import cells, inception
 from bespoke_solvers.cells import Record
+from bespoke_solvers.judge import FINE, STAND_IN
+from bespoke_solvers.metrics import decimals
 from bespoke_solvers.paper import plan
-from bespoke_solvers.paper.lab import EXACT
+from bespoke_solvers.paper.lab import EXACT, mark
 
 BOUND = {plan.RK1_BESPOKE: "rk1-bespoke, bound", plan.RK2_BESPOKE: "rk2-bespoke, bound"}
 ALIKE = {plan.BASELINES[name]: name for name in (plan.RK1, plan.RK2, plan.RK4, plan.DPM2)}  # EDM is on another grid
@@ -71,6 +74,33 @@ def to_paper(paper: cells.Store, record: Record) -> list[Record]:
     return [key | fitted | course, key | figures]
 
 
+def fid_to_paper(paper: cells.Store, frontier: Store, record: Record, real: str) -> Record | None:
+    """The cell of the paper's for the FID of the same table, or of the solver that stands for the exact samples."""
+    if not any(paper.of(record["model"])):  # in half precision, say
+        return None
+    figures = {"measured": "fid", "real": real} | _of(record, "fid", "kid", *PROVENANCE)
+    key = _of(record, "model", "nfe", "seed", "samples", "tolerance")
+    if (record["method"], record["nfe"]) == (STAND_IN, FINE):
+        by = f"{record['name']}, {FINE} NFE, {decimals(record['rmse'])} from them"
+        return key | {"method": EXACT, "nfe": 0, "budget": "", "by": by} | figures
+    same = ("model", "method", "nfe", "seed", "budget", "tolerance")
+    for measured in frontier.of(record["model"]):
+        if all(measured[name] == record[name] for name in same):
+            for cell in (cell for cell in paper.of(record["model"]) if _same_solver(cell, measured)):
+                return key | _of(cell, "method", "budget") | figures
+    return None
+
+
+def _same_solver(cell: Record, measured: Record) -> bool:
+    """Whether a cell of the paper's has the table of one of the frontier's, or is of the same method on its grid."""
+    if any(cell[name] != measured[name] for name in ("model", "nfe", "seed", "tolerance")):
+        return False
+    if "table" in measured:
+        return bool(cell["measured"] == "fit" and cell["table"] == measured["table"])
+    alike = cell["measured"] == "error" and cell["method"] == ALIKE.get(measured["method"])
+    return alike and measured["used"] == measured["nfe"] and cell.get("grid") in (None, measured["name"])
+
+
 def _model(paper: cells.Store, cell: Record) -> Record | None:
     """What `bespoke paper` says of the model with these counts."""
     return paper.get(cell | {"measured": "model", "method": EXACT, "nfe": 0, "budget": ""})
@@ -80,6 +110,9 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder of `bespoke paper`")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
+    parser.add_argument("--fid", type=Path, default=Path("bench/results/fid"), help="the store of bench.fid")
+    parser.add_argument("--real", type=Path, help="the pictures of FID, a folder of `bespoke data` or its statistics")
+    parser.add_argument("--weights", type=Path, help=f"{inception.FILE}; downloaded by default")
     return parser
 
 
@@ -94,6 +127,12 @@ def main() -> None:
         for cell in found:
             if store.get(cell) is None:
                 store.add(cell)
+    if options.real:
+        real = mark(options.real, inception.load(options.weights, "cpu"))
+        for record in Store(options.fid).records.values():
+            found = fid_to_paper(paper, frontier, record, real)
+            if found and paper.get(found) is None:
+                paper.add(found)
 
 
 if __name__ == "__main__":

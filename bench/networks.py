@@ -96,9 +96,9 @@ STAGES: list[dict[str, list[str]]] = [
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
             *_paths([128, 256, 512, 1024]),
         ],
-        "bns-8": _until_rest(8, BY_ADAM, (600, 1000, 1400, 1800)),
-        "bns-10": _until_rest(10, BY_ADAM, (600, 1000, 1400, 1800)),
-        "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (150, 400, 700, 1000)),
+        "bns-8": _until_rest(8, BY_ADAM, (1000, 1400, 1800)),
+        "bns-10": _until_rest(10, BY_ADAM, (1000, 1400, 1800)),
+        "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (150, 1000)),
         "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
         "eps-vp-bound": [*_by_bound("cifar10-eps-vp"), f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150"],
@@ -113,6 +113,8 @@ STAGES: list[dict[str, list[str]]] = [
                 for nfe, methods in (
                     ("--nfe 4 5 6 8 10 16 20", f"'{DEFAULT}'"),
                     ("--nfe 6 8 10 16 20", "midpoint 'rk2-bespoke, end point' 'rk2-bespoke, bound'"),
+                    ("--nfe 8 10 16 20", "euler dpm-2"),
+                    ("--nfe 8 16 20", "rk4"),
                 )
             ]
             for name in PATHS
@@ -143,7 +145,8 @@ STAGES: list[dict[str, list[str]]] = [
     {
         "paper": [
             f"{PAPER} {EACH} --nfe 8,10,16,20 --only fig_a:transferred_ablation",
-            f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only tab:cifar10_a --fid-samples 10000 "
+            "bench.exchange bench/results/paper --real {real} --weights {weights}",
+            f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only fig:nfe_vs_fid_cifar10 --fid-samples 10000 "
             "--real {real} --inception {weights}",
             f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
             f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",

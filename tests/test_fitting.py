@@ -289,7 +289,7 @@ def test_wrong_requests_are_named(model):
 
 def test_a_reference_too_rough_for_the_solver_is_reported(model, monkeypatch):
     monkeypatch.setattr("bespoke_solvers.bank.own_error", lambda *arguments, **options: 1.0)
-    with pytest.warns(UserWarning, match="reference's own RMSE, 1.0e\\+00, is over a fifth of the solver's"):
+    with pytest.warns(UserWarning, match="reference's own RMSE, 1.0e\\+00, is over a third of the solver's"):
         fit(model, **QUICK)
 
 

@@ -22,6 +22,7 @@ from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import significant
 from bespoke_solvers.schedules import DiscreteVP
 from bespoke_solvers.velocity import Model
+from picture_files import mnist_folder, prepare
 
 KEY = ("model", "method", "nfe")
 COUNTS = FULL._replace(
@@ -133,7 +134,9 @@ def test_fid_to_other_pictures_is_measured_again(tmp_path, digits, capsys):
     experiment, found = Experiment("x", (), (RK2,), fid=True), []
     for seed in (0, 1, 0):
         judge = Judge(real(seed), features, 4, 0, 4)
-        one = lab(tmp_path, digits, "toy:digits", COUNTS._replace(real=mark(judge)), judge=judge)
+        judge.real.save(tmp_path / f"{seed}.npz")
+        mine = mark(tmp_path / f"{seed}.npz", features)
+        one = lab(tmp_path, digits, "toy:digits", COUNTS._replace(real=mine), judge=judge)
         one.measure(experiment)
         assert not one.failed
         found.append({record["real"]: record["fid"] for record in one.store.of("toy:digits") if "fid" in record})
@@ -162,11 +165,17 @@ def test_schedules_of_equal_length_are_told_apart():
     assert "schedule" in differences(kept(1), kept(2))
 
 
-def test_another_inception_has_another_mark():
+def test_marks_tell_pictures_and_inceptions_apart(tmp_path):
     networks = [torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(2)]
-    first, second = (mark(Judge(real(0), network, 4)) for network in networks)
-    assert first != second
-    assert first == mark(Judge(real(0), networks[0], 8))
+    folder = tmp_path / "real"
+    prepare(mnist_folder(tmp_path / "mnist"), folder)
+    first = mark(folder, networks[0])
+    assert first != mark(folder, networks[1])
+    real(0).save(folder / "fid.npz")
+    assert first == mark(folder, networks[0]), "however their statistics are rounded"
+    card = folder / "data.json"
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"sha256": "of other pictures"}))
+    assert first != mark(folder, networks[0])
 
 
 def test_sprites_are_alike_whatever_nfe_there_are(tmp_path, digits, monkeypatch):

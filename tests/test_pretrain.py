@@ -190,7 +190,7 @@ def test_fid_is_measured_along_the_way_in_time_that_does_not_count(tmp_path, mon
         record = train(Plan(TINY, made(), minutes=minutes), tmp_path, rate=rate, progress=False)
         assert (record["steps"], record["seconds"]) == (steps, steps)
     assert record["fid"] == [(10, 10.0, 48.0), (20, 20.0, 46.0), (30, 30.0, 44.0), (36, 36.0, 42.0)]
-    assert "| FID along the way | 48.00, 46.00, 44.00, 42.00" in (tmp_path / "README.md").read_text()
+    assert "| FID along the way | 48.00 after " in (tmp_path / "README.md").read_text()
 
 
 def test_fid_that_cannot_be_measured_ends_no_training(tmp_path):

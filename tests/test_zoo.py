@@ -120,7 +120,7 @@ def test_the_demo_tells_the_whole_story_within_8000_evaluations(tmp_path, capsys
     found = re.search(
         r"With 8 evaluations instead of \d\d, .* (\d+\.\d) times closer .* than the best other,", printed.out
     )
-    assert float(found[1]) > 1.9
+    assert float(found[1]) > 2.1
     spent = re.search(r"All of it took ([\d,]+) evaluations", printed.out)[1].replace(",", "")
     assert 4000 < int(spent) <= 8000
     files = printed.out.split("\n\n")[-2].splitlines()
@@ -133,7 +133,7 @@ def test_the_demo_tells_the_whole_story_within_8000_evaluations(tmp_path, capsys
 def test_the_papers_experiments_run_on_them(tmp_path):
     """One of them, at reduced counts, on two networks; in a process of its own, without the shape checks."""
     counts = (
-        "--nfe 8 --paths 4 --choose 4 --samples 4 --batch-size 4 --iterations 6 --learning-rate 3e-2 --tolerance 1e-2"
+        "--nfe 8 --paths 4 --choose 4 --samples 4 --batch-size 4 --iterations 8 --learning-rate 2e-2 --tolerance 3e-3"
     )
     chosen = ["--only", "fig_a:transferred_ablation", *counts.split(), "--quiet", "--out", tmp_path]
     command = [

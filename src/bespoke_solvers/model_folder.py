@@ -96,7 +96,7 @@ def card(record: dict[str, Any]) -> str:
     speed = f"; {record['images'] / record['seconds']:,.0f} pictures a second" if record["seconds"] else ""
     if used := record.get("gpu_memory"):
         speed += f", {used / 2**30:.1f} GiB of its memory"
-    fid = ", ".join(f"{value:.2f}" for _, _, value in record.get("fid", []))
+    fid = ", ".join(f"{value:.2f} after {seconds / 60:.1f} minutes" for _, seconds, value in record.get("fid", []))
     along = f"\n| FID along the way | {fid} |" if fid else ""
     before = ""
     if begun := record.get("start"):

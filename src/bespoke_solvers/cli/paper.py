@@ -108,7 +108,7 @@ def paper(
         raise ValueError(
             f"FID in {out} was measured to {len(known)} sets of pictures; say which by --real, --inception"
         )
-    counts = counts._replace(real=mark(by) if by else next(iter(known), ""))
+    counts = counts._replace(real=mark(real, by.features) if real and by else next(iter(known), ""))
     failed: list[str] = []
     if not draw:
         labs: dict[str, Lab] = {}

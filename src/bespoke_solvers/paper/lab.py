@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from bespoke_solvers import dedicated, families, fitting, gallery, pictures, portfolio
+from bespoke_solvers import data, dedicated, families, fid, fitting, gallery, pictures, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.description import describe, differences, in_words
@@ -256,11 +256,14 @@ class Lab:
                 self.cell("paths", RK2_BESPOKE, nfe, compute)
 
 
-def mark(judge: Judge) -> str:
-    """What tells real pictures, and the networks whose features they are compared by, apart in the keys of cells."""
-    found = hashlib.sha256(judge.real.mean.numpy().tobytes())
-    if isinstance(judge.features, torch.nn.Module):
-        for value in judge.features.state_dict().values():
+def mark(real: Path, features: fid.Features) -> str:
+    """What tells real pictures, and the networks whose features they are compared by, apart in the keys of cells.
+
+    Of a folder of `bespoke data` it is the same on every machine, though the statistics are rounded otherwise there.
+    """
+    found = hashlib.sha256("".join(data.load(real).digests).encode() if real.is_dir() else real.read_bytes())
+    if isinstance(features, torch.nn.Module):
+        for value in features.state_dict().values():
             found.update(value.cpu().numpy().tobytes())
     return found.hexdigest()[:8]
 
