@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,8 +175,14 @@ def test_marks_tell_pictures_and_inceptions_apart(tmp_path):
     real(0).save(folder / "fid.npz")
     assert first == mark(folder, networks[0]), "however their statistics are rounded"
     card = folder / "data.json"
-    card.write_text(json.dumps(json.loads(card.read_text()) | {"sha256": "of other pictures"}))
+    facts = json.loads(card.read_text())
+    card.write_text(json.dumps(facts | {"sha256": "of other pictures"}))
     assert first != mark(folder, networks[0])
+    card.write_text(json.dumps(facts | {"sha256": None, "labels_sha256": None}))
+    pixels = np.load(folder / "pixels.npy")
+    unknown = mark(folder, networks[0])
+    np.save(folder / "pixels.npy", 255 - pixels)
+    assert unknown != mark(folder, networks[0]), "of which no digest is known"
 
 
 def test_sprites_are_alike_whatever_nfe_there_are(tmp_path, digits, monkeypatch):

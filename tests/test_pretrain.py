@@ -16,6 +16,7 @@ from PIL import Image
 from bespoke_solvers import generic, model_folder, pretrain
 from bespoke_solvers.adapters.diffusers import load
 from bespoke_solvers.cli import main
+from bespoke_solvers.cli.paper import _seconds
 from bespoke_solvers.data import FORMAT
 from bespoke_solvers.pretrain import Plan, Training, ema_decay, train
 from bespoke_solvers.pretrain_configs import CONFIGS, unet
@@ -334,6 +335,9 @@ def test_a_training_goes_on_from_the_weights_of_another(folder, capsys, tiny):
     assert (record["images"], record["start"]["images"]) == (400, 960)
     assert record["start"]["command"] == first["command"]
     assert "| begun from | 960 pictures in" in (folder / "more" / "README.md").read_text()
+    assert _seconds(folder / "more") == pytest.approx(first["seconds"] + record["seconds"])
+    code, printed = command(capsys, *arguments, 60, "--out", folder / "more")
+    assert (code, "is of another training: start" in printed) == (1, True), "nor without one"
     code, printed = command(capsys, *arguments, 60, "--out", folder / "more", "--start", folder / "more")
     assert (code, "is of another training: start" in printed) == (1, True)
 

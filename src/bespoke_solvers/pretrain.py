@@ -76,8 +76,8 @@ class Plan:
         """What a checkpoint must agree with; the limit may change."""
         data = {"data": self.data.name, "pictures": (len(self.data), *self.data.digests), "shape": self.shape}
         config = {name: value for name, value in dataclasses.asdict(self.config).items() if name != "name"}
-        start = {"start": self.start.digest} if self.start else {}
-        return {"config": self.config.name, **data, "classes": self.classes, **config, "seed": self.seed, **start}
+        own = {"seed": self.seed, "start": self.start and self.start.digest}
+        return {"config": self.config.name, **data, "classes": self.classes, **config, **own}
 
     def progress(self, steps: int, seconds: float) -> float:
         """The part of the limit that is used up."""

@@ -181,8 +181,12 @@ def _trained(training: Sequence[str], names: dict[str, tuple[str, float | None]]
 
 
 def _seconds(folder: Path) -> float | None:
-    """How long `bespoke pretrain` took, if it made the model."""
-    return read_json(folder / TRAINING).get("seconds") if (folder / TRAINING).is_file() else None
+    """How long `bespoke pretrain` took, if it made the model, with the trainings that this one began from."""
+    record = read_json(folder / TRAINING) if (folder / TRAINING).is_file() else {}
+    seconds = 0.0
+    while record:
+        seconds, record = seconds + record.get("seconds", 0.0), record.get("start", {})
+    return seconds or None
 
 
 def _tell(

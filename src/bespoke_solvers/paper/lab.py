@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 
@@ -261,7 +262,11 @@ def mark(real: Path, features: fid.Features) -> str:
 
     Of a folder of `bespoke data` it is the same on every machine, though the statistics are rounded otherwise there.
     """
-    found = hashlib.sha256("".join(data.load(real).digests).encode() if real.is_dir() else real.read_bytes())
+    if real.is_dir():
+        known = data.load(real)
+        found = hashlib.sha256("".join(known.digests).encode() or np.ascontiguousarray(known.pixels).data)
+    else:
+        found = hashlib.sha256(real.read_bytes())
     if isinstance(features, torch.nn.Module):
         for value in features.state_dict().values():
             found.update(value.cpu().numpy().tobytes())

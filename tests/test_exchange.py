@@ -1,0 +1,83 @@
+"""Cells that the benchmarks and `bespoke paper` take from each other."""
+
+from benchmarks import ROOT, lines, run
+
+
+def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
+    """What each would measure is what it gets from the other, but for the history's details and the commands."""
+    counts = ["--paths", 16, "--choose", 16, "--samples", 16, "--batch-size", 16, "--learning-rate", 1e-2]
+    counts += ["--tolerance", 1e-6, "--nfe", 4]
+    paper = ["paper", "toy:checkerboard", *counts, "--quiet", "--iterations", 5]
+    fits = ["--only", "fig:euler_vs_midpoint", "--out", tmp_path / "paper"]
+    run("bespoke_solvers.cli", *paper, *fits)
+    frontier = ["toy:checkerboard", *counts, "--adam", 5, "--store", tmp_path / "own", "--method"]
+    run("bench.frontier", *frontier, "rk4", "dpm-2", "ns, default", "edm-heun")
+    for _ in range(2):
+        run("bench.exchange", tmp_path / "paper", "--store", tmp_path / "own")
+    own = {record["method"]: record for record in lines(tmp_path / "own" / "toy-checkerboard.jsonl")}
+    assert len(own) == 4 + 2
+
+    run("bench.frontier", *frontier[:-2], tmp_path / "bound", "--method", "rk1-bespoke, bound", "rk2-bespoke, bound")
+    for mine in lines(tmp_path / "bound" / "toy-checkerboard.jsonl"):
+        taken = own[mine["method"]]
+        assert "bespoke paper" in taken["command"]
+        assert set(mine) == set(taken)
+        for name in set(mine) - {"command", "seconds", "history"}:
+            assert mine[name] == taken[name], name
+
+    curves = ["--only", "fig:nfe_vs_psnr_imagenet", "--out", tmp_path / "curves"]
+    run("bespoke_solvers.cli", *paper, *curves)
+    given = {(r["measured"], r["method"]): r for r in lines(tmp_path / "paper" / "cells" / "toy-checkerboard.jsonl")}
+    for mine in lines(tmp_path / "curves" / "cells" / "toy-checkerboard.jsonl"):
+        taken = given.pop((mine["measured"], mine["method"]))
+        assert set(mine) == set(taken)
+        if mine["method"] in ("RK4", "DPM-2", "NS (ours)"):
+            assert "bench.frontier" in taken["command"]
+        for name in set(mine) - {"command", "seconds", "history", "theta", "evaluations"}:
+            assert mine[name] == taken[name], name  # the frontier's default is three fits, each validated at its start
+    assert {method for _, method in given} == {"RK1-Bespoke"}, "what the curves do not show"
+
+
+def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from bench.exchange import fid_to_paper
+    from bench.store import Store
+
+    from bespoke_solvers.cells import Store as Cells
+    from bespoke_solvers.paper.plan import KEY
+
+    own = {"model": "m", "seed": 0, "tolerance": 1e-6, "nfe": 8}
+    table, other = {"t": [0.0, 1.0]}, {"t": [0.0, 0.9]}
+    frontier, paper = Store(tmp_path / "frontier"), Cells(tmp_path / "paper", KEY)
+    for method, budget, more in (
+        ("midpoint", "", {"used": 8, "name": "midpoint"}),
+        ("rk4", "", {"used": 4, "name": "rk4"}),
+        ("dpm-2", "grid chosen", {"used": 8, "name": "dpm-2@karras"}),
+        ("ns, default", "64 paths", {"table": table}),
+        ("ns, default", "128 paths", {"table": other}),
+    ):
+        frontier.add(own | {"method": method, "budget": budget, "samples": 16, "rmse": 0.1} | more)
+    for measured, method, budget, more in (
+        ("error", "RK2", "", {}),
+        ("error", "RK4", "", {}),
+        ("error", "DPM-2", "", {"grid": "dpm-2@quadratic"}),
+        ("fit", "NS (ours)", "64 paths, 64 at a time", {"table": table}),
+    ):
+        paper.add(own | {"measured": measured, "method": method, "budget": budget, "samples": 16, "real": ""} | more)
+
+    def taken(method, budget="", **more):
+        measured = own | {"method": method, "budget": budget, "samples": 10_000, "fid": 5.0, "command": "bench.fid"}
+        return fid_to_paper(paper, frontier, measured | more, "mark")
+
+    given = taken("ns, default", "64 paths")
+    assert {name: given[name] for name in KEY} == own | {
+        **{"measured": "fid", "method": "NS (ours)", "budget": "64 paths, 64 at a time"},
+        **{"samples": 10_000, "real": "mark"},
+    }
+    assert (given["fid"], given["command"]) == (5.0, "bench.fid")
+    assert taken("midpoint")["method"] == "RK2"
+    assert taken("ns, default", "128 paths") is None, "another table"
+    assert taken("rk4") is None, "it had fewer evaluations"
+    assert taken("dpm-2", "grid chosen") is None, "on another grid"
+    exact = taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.0018)
+    assert (exact["method"], exact["nfe"], exact["by"]) == ("exact", 0, "ipndm@quadratic, 60 NFE, 0.0018 from them")
