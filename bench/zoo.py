@@ -1,8 +1,9 @@
-"""What the zoo's folders hold beside their networks, made from the cells of `bespoke paper`: python -m bench.zoo.
+r"""What the zoo's folders hold beside their networks, made from the cells of `bespoke paper`: python -m bench.zoo.
 
 Writes the paper's solvers as a file, and the model card with the FID that was measured. The cells are those of
 
-    bespoke paper FOLDER --only tab:cifar10_a --only fig:nfe_vs_fid_cifar10 --real DATA ...
+    bespoke paper FOLDER --nfe 8,10,16,20 --paths 128 --choose 256 --samples 512 --batch-size 128 --iterations 150 \
+        --learning-rate 2e-2 --only tab:cifar10_a --only fig_a:transferred_ablation --fid-samples 10000 --real DATA ...
 """
 
 import argparse

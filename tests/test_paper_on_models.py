@@ -19,7 +19,7 @@ ADAM = ["--adam", "250", "--learning-rate", "1e-2", "--validate-every", "50"]
 COUNTS = ["--paths", "128", "--choose", "512", "--samples", "512"]
 SETTINGS = [*COUNTS, "--batch-size", "32", "--tolerance", "1e-5", *ADAM]
 ZOO = ["zoo:cifar10-fm-ot", "zoo:cifar10-eps-vp"]
-FEW = ["--nfe", "6", "--paths", "4", "--batch-size", "4", "--choose", "4", "--samples", "8", "--tolerance", "1e-3"]
+FEW = ["--nfe", "6", "--paths", "4", "--batch-size", "4", "--choose", "4", "--samples", "4", "--tolerance", "3e-3"]
 
 
 def run(module, *arguments):
@@ -34,8 +34,8 @@ def errors(folder):
 
 
 def test_all_experiments_on_the_zoo(tmp_path):
-    """Two networks on two paths; with twelve steps of Adam some statements of the paper do not hold, which is told."""
-    adam = ["--iterations", "12", "--learning-rate", "3e-2"]
+    """Two networks on two paths; with eight steps of Adam some statements of the paper do not hold, which is told."""
+    adam = ["--iterations", "8", "--learning-rate", "3e-2"]
     run("bespoke_solvers.cli", "paper", *ZOO, *FEW, *adam, "--out", tmp_path, "--quiet")
     rmse = errors(tmp_path / "cells")
     for model in ZOO:

@@ -16,6 +16,7 @@ from bespoke_solvers.cli import main
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.metrics import rmse
 from bespoke_solvers.models import copies, folder_of, resolve
+from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import available
 from bespoke_solvers.table import sample
 
@@ -50,7 +51,7 @@ def test_a_network_is_small_and_knows_its_classes(name, model):
 
 
 def test_the_papers_solvers_come_with_it_and_beat_their_base_method(name, model):
-    """On few samples of the exact solution, for which many steps of RK4 stand."""
+    """On few samples, which need not be very exact for that."""
     file = zoo.folder(name) / zoo.RK2_BESPOKE
     assert 8 in available(file)
     solver = load(file, 8)
@@ -58,9 +59,9 @@ def test_the_papers_solvers_come_with_it_and_beat_their_base_method(name, model)
     noise = model.noise(range(4))
     u = model.bind(noise.condition)
     with torch.no_grad():
-        exact = sample(baseline("rk4", 80).on(model), u, noise.x0)
+        exact = solve(model, noise, rtol=1e-3, atol=1e-3).x1
         own, base = (rmse(sample(table, u, noise.x0), exact) for table in (solver.table, baseline("midpoint", 8)))
-    assert own < base
+    assert own < 0.7 * base
 
 
 def test_a_network_is_a_folder_to_all_commands(name):
@@ -101,7 +102,8 @@ def test_its_solvers_have_a_name_for_the_commands(capsys):
 
 def test_a_card_says_how_fast_a_gpu_was_and_how_much_of_it_was_needed():
     record = json.loads((zoo.folder("zoo:cifar10-fm-ot") / "training.json").read_text())
-    assert "GiB" not in model_folder.card(record), "where it is not known"
+    unknown = {name: value for name, value in record.items() if name != "gpu_memory"}
+    assert "GiB" not in model_folder.card(unknown)
     known = record | {"images": 9000, "seconds": 3.0, "gpu_memory": 5 * 2**29}
     assert "bfloat16 autocast; 3,000 pictures a second, 2.5 GiB of its memory |" in model_folder.card(known)
 
