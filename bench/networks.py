@@ -18,14 +18,14 @@ from string import Formatter
 from bench.exchange import BOUND as BY_BOUND
 from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, HIGH, REFINED, TRANSFERRED
 from bench.models import PATHS, link
+from bespoke_solvers import dedicated, zoo
 from bespoke_solvers.adapters.diffusers import TRAINING
-from bespoke_solvers.dedicated import NAMES
 
 FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {left} --batch-size 64 --paths 64"
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
-DEDICATED = f"--method {shlex.join(NAMES)}"
+DEDICATED = f"--method {shlex.join(dedicated.NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
 BOUND = f"--method {shlex.join(BY_BOUND.values())} --learning-rate 2e-2 --adam 150"
@@ -37,6 +37,11 @@ FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
 PAPER = (
     "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
     "--choose 256 --samples 256 --tolerance 3e-6 --iterations 150 --learning-rate 2e-2 --quiet"
+)
+ZOO = (
+    "bespoke_solvers.cli paper --out bench/results/zoo --bank {work}/banks --paths 128 --choose 256 --samples 512 "
+    "--batch-size 128 --iterations 150 --learning-rate 2e-2 --only tab:cifar10_a --only fig_a:transferred_ablation "
+    "--fid-samples 10000 --real {real} --inception {weights} --quiet"
 )
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
@@ -84,7 +89,7 @@ STAGES: list[dict[str, list[str]]] = [
     {  # the first fits to a model solve the exact paths, which the lanes after them share
         "fm-ot-ours": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {OURS}", *_paths([64])],
         "eps-vp-ours": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {OURS}"],
-        **{f"w{w}-ours": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {OURS} {shlex.join(NAMES)}"] for w in (2, 4)},
+        **{f"w{w}-ours": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {OURS} {shlex.join(dedicated.NAMES)}"] for w in (2, 4)},
     },
     {
         "fm-ot-dedicated": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {DEDICATED}"],
@@ -136,6 +141,10 @@ STAGES: list[dict[str, list[str]]] = [
         ],
     },
     {
+        **{
+            name.replace(":cifar10", ""): [f"{ZOO} {name} --nfe {nfe}" for nfe in ("8,10", "16,20")]
+            for name in zoo.NAMES
+        },
         "fm-ot-paper": _of_paper("cifar10-fm-ot"),
         "eps-vp-paper": [
             *_of_paper("cifar10-eps-vp"),
@@ -152,6 +161,7 @@ STAGES: list[dict[str, list[str]]] = [
             f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
         ],
         "tables": [
+            "bench.zoo",
             *(f"bench.tables --store bench/results/{store} --into docs/results.md" for store in STORES),
             f"bench.tables {' '.join(PATHS)} --pictures docs",
         ],

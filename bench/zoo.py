@@ -1,9 +1,7 @@
-r"""What the zoo's folders hold beside their networks, made from the cells of `bespoke paper`: python -m bench.zoo.
+"""What the zoo's folders hold beside their networks, made from the cells of `bespoke paper`: python -m bench.zoo.
 
-Writes the paper's solvers as a file, and the model card with the FID that was measured. The cells are those of
-
-    bespoke paper FOLDER --nfe 8,10,16,20 --paths 128 --choose 256 --samples 512 --batch-size 128 --iterations 150 \
-        --learning-rate 2e-2 --only tab:cifar10_a --only fig_a:transferred_ablation --fid-samples 10000 --real DATA ...
+Writes the paper's solvers as a file, and the model card with the FID that was measured. The lanes of the zoo in
+bench.networks measure the cells.
 """
 
 import argparse
@@ -58,22 +56,26 @@ def fid_section(records: list[cells.Record]) -> str:
     return f"\n## FID\n\n{samples:,} samples against the training pictures.{own}\n\n" + "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, default=Path("bench/results/zoo"))
+    parser.add_argument("--cells", type=Path, default=Path("bench/results/zoo/cells"))
     parser.add_argument("--out", type=Path, help="write there, rather than into the package")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     store = cells.Store(options.cells, plan.KEY)
     for name in zoo.NAMES:
         folder = zoo.folder(name)
         out = options.out / folder.name if options.out else folder
         out.mkdir(parents=True, exist_ok=True)
-        records = list(store.of(folder.name))
+        records = list(store.of(name))
         made = solvers(records)
         solver.save(made, out / zoo.RK2_BESPOKE)
         card = model_folder.card(json.loads((folder / TRAINING).read_text())) + fid_section(records)
         write_atomically(out / "README.md", card.encode())
-        print(folder.name, *(f"{s.nfe} NFE: RMSE {s.validation['rmse']:.4f}" for s in made))
+        print(name, *(f"{s.nfe} NFE: RMSE {s.validation['rmse']:.4f}" for s in made))
 
 
 if __name__ == "__main__":
