@@ -13,7 +13,7 @@ from bench.frontier import DEFAULT, adam_budget, cost
 from bench.store import Store
 from bespoke_solvers import cells, inception
 from bespoke_solvers.cells import Record
-from bespoke_solvers.judge import FINE, STAND_IN
+from bespoke_solvers.judge import CLOSE, FINE, STAND_IN
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT, mark
@@ -80,12 +80,13 @@ def fid_to_paper(paper: cells.Store, frontier: Store, record: Record, real: str)
         return None
     figures = {"measured": "fid", "real": real} | _of(record, "fid", "kid", *PROVENANCE)
     key = _of(record, "model", "nfe", "seed", "samples", "tolerance")
-    if (record["method"], record["nfe"]) == (STAND_IN, FINE):
+    if (record["method"], record["nfe"]) == (STAND_IN, FINE) and record["rmse"] < CLOSE:
         by = f"{record['name']}, {FINE} NFE, {decimals(record['rmse'])} from them"
         return key | {"method": EXACT, "nfe": 0, "budget": "", "by": by} | figures
-    same = ("model", "method", "nfe", "seed", "budget", "tolerance")
+    same = ("method", "nfe", "seed", "budget", "tolerance")
     for measured in frontier.of(record["model"]):
-        if all(measured[name] == record[name] for name in same):
+        of_its_table = "table" not in measured or measured["rmse"] == record.get("rmse")  # or fitted again since
+        if of_its_table and all(measured[name] == record[name] for name in same):
             for cell in (cell for cell in paper.of(record["model"]) if _same_solver(cell, measured)):
                 return key | _of(cell, "method", "budget") | figures
     return None
@@ -111,7 +112,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path, help="the folder of `bespoke paper`")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--fid", type=Path, default=Path("bench/results/fid"), help="the store of bench.fid")
-    parser.add_argument("--real", type=Path, help="the pictures of FID, a folder of `bespoke data` or its statistics")
+    parser.add_argument("--real", type=Path, help="the pictures of FID: what `bespoke paper` gets as --real")
     parser.add_argument("--weights", type=Path, help=f"{inception.FILE}; downloaded by default")
     return parser
 

@@ -2,6 +2,8 @@
 
 from benchmarks import ROOT, lines, run
 
+ON_GRID = {"grid": "dpm-2@karras"}
+
 
 def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
     """What each would measure is what it gets from the other, but for the history's details and the commands."""
@@ -22,7 +24,7 @@ def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
         taken = own[mine["method"]]
         assert "bespoke paper" in taken["command"]
         assert set(mine) == set(taken)
-        for name in set(mine) - {"command", "seconds", "history"}:
+        for name in set(mine) - {"command", "date", "seconds", "history"}:
             assert mine[name] == taken[name], name
 
     curves = ["--only", "fig:nfe_vs_psnr_imagenet", "--out", tmp_path / "curves"]
@@ -33,7 +35,7 @@ def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
         assert set(mine) == set(taken)
         if mine["method"] in ("RK4", "DPM-2", "NS (ours)"):
             assert "bench.frontier" in taken["command"]
-        for name in set(mine) - {"command", "seconds", "history", "theta", "evaluations"}:
+        for name in set(mine) - {"command", "date", "seconds", "history", "theta", "evaluations"}:
             assert mine[name] == taken[name], name  # the frontier's default is three fits, each validated at its start
     assert {method for _, method in given} == {"RK1-Bespoke"}, "what the curves do not show"
 
@@ -60,13 +62,14 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
     for measured, method, budget, more in (
         ("error", "RK2", "", {}),
         ("error", "RK4", "", {}),
-        ("error", "DPM-2", "", {"grid": "dpm-2@quadratic"}),
+        ("error", "DPM-2", "", ON_GRID | {"grid": "dpm-2@quadratic"}),
         ("fit", "NS (ours)", "64 paths, 64 at a time", {"table": table}),
     ):
         paper.add(own | {"measured": measured, "method": method, "budget": budget, "samples": 16, "real": ""} | more)
 
     def taken(method, budget="", **more):
         measured = own | {"method": method, "budget": budget, "samples": 10_000, "fid": 5.0, "command": "bench.fid"}
+        measured |= {"rmse": 0.1}
         return fid_to_paper(paper, frontier, measured | more, "mark")
 
     given = taken("ns, default", "64 paths")
@@ -75,9 +78,13 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
         **{"samples": 10_000, "real": "mark"},
     }
     assert (given["fid"], given["command"]) == (5.0, "bench.fid")
-    assert taken("midpoint")["method"] == "RK2"
+    assert taken("ns, default", "64 paths", rmse=0.2) is None, "fitted again since"
+    assert taken("midpoint", rmse=0.2)["method"] == "RK2"
     assert taken("ns, default", "128 paths") is None, "another table"
     assert taken("rk4") is None, "it had fewer evaluations"
     assert taken("dpm-2", "grid chosen") is None, "on another grid"
+    paper.add(own | {"measured": "error", "method": "DPM-2", "budget": "", "samples": 16, "real": "", **ON_GRID})
+    assert taken("dpm-2", "grid chosen")["method"] == "DPM-2"
+    assert taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.02) is None, "it is not close"
     exact = taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.0018)
     assert (exact["method"], exact["nfe"], exact["by"]) == ("exact", 0, "ipndm@quadratic, 60 NFE, 0.0018 from them")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from bespoke_solvers.adapters.diffusers import TRAINING, read_json
 from bespoke_solvers.files import write_atomically
@@ -34,16 +36,17 @@ MEANINGS = {  # of a prediction: what the network gives, dx/dt, and the stock di
 
 @dataclass(frozen=True)
 class Start:
-    """A trained network that another training goes on from."""
+    """A trained network that another training goes on from: its record and its weights."""
 
     folder: Path
-    content: bytes
     training: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    digest: str
 
     @property
-    def digest(self) -> str:
-        """What tells its weights from others."""
-        return hashlib.sha256(self.content).hexdigest()[:16]
+    def seed(self) -> int:
+        """What is added to the seed, so that the training does not begin with the draws of the one before."""
+        return int(self.digest, 16) % 2**32
 
     @property
     def record(self) -> dict[str, Any]:
@@ -51,18 +54,21 @@ class Start:
         kept = ("command", "steps", "images", "seconds", "device", "fid", "start")
         return {"digest": self.digest} | {name: self.training[name] for name in kept if name in self.training}
 
-    def check(self, config: str, classes: list[str]) -> None:
-        """Refuse the network of another configuration, or of other classes."""
-        found = (self.training["config"], self.training["data"]["classes"])
-        for name, own, wanted in zip(("configuration", "classes"), found, (config, classes), strict=True):
+    def check(self, config: str, classes: list[str], shape: tuple[int, ...]) -> None:
+        """Refuse the network of another configuration, of other classes or for other pictures."""
+        data = self.training["data"]
+        found = (self.training["config"], data["classes"], tuple(data["shape"]))
+        expected = {"configuration": config, "classes": classes, "shape": shape}
+        for own, (name, wanted) in zip(found, expected.items(), strict=True):
             if own != wanted:
                 raise ValueError(f"{self.folder} was trained with the {name} {own}, expected {wanted}, to start from")
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """As `load_state_dict` takes them."""
-        from safetensors.torch import load
-
-        return load(self.content)
+    def put_into(self, network: "UNet2DModel") -> None:
+        """Give a network the weights."""
+        try:
+            network.load_state_dict(self.weights)
+        except RuntimeError as error:
+            raise ValueError(f"the network in {self.folder} is not the one of its configuration: {error}") from error
 
 
 def start(folder: Path) -> Start:
@@ -70,7 +76,16 @@ def start(folder: Path) -> Start:
     for name in (WEIGHTS, TRAINING):
         if not (folder / name).is_file():
             raise ValueError(f"there is no {folder / name}; a training starts from a folder of bespoke pretrain")
-    return Start(folder, (folder / WEIGHTS).read_bytes(), read_json(folder / TRAINING))
+    content, training = (folder / WEIGHTS).read_bytes(), read_json(folder / TRAINING)
+    data = training.get("data")
+    known = training | data if isinstance(data, dict) else training
+    if missing := [name for name in ("config", "classes", "shape", "steps", "images", "seconds") if name not in known]:
+        raise ValueError(f"{folder / TRAINING} has no {', '.join(missing)}; expected the record of bespoke pretrain")
+    try:
+        weights = load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} is damaged ({error}); give another --start") from error
+    return Start(folder, training, weights, hashlib.sha256(content).hexdigest()[:16])
 
 
 def save(network: "UNet2DModel", record: dict[str, Any], folder: Path, half: bool) -> None:
@@ -98,13 +113,6 @@ def card(record: dict[str, Any]) -> str:
         speed += f", {used / 2**30:.1f} GiB of its memory"
     fid = ", ".join(f"{value:.2f} after {seconds / 60:.1f} minutes" for _, seconds, value in record.get("fid", []))
     along = f"\n| FID along the way | {fid} |" if fid else ""
-    before = ""
-    if begun := record.get("start"):
-        earlier = f", FID {begun['fid'][-1][2]:.2f} at its end" if begun.get("fid") else ""
-        before = (
-            f"\n| begun from | {begun['images']:,} pictures in {begun['seconds'] / 60:.1f} minutes{earlier}: "
-            f"`{begun.get('command', '')}` |"
-        )
     command = f"\n| command | `{record['command']}` |" if record.get("command") else ""
     return f"""---
 library_name: diffusers
@@ -124,7 +132,7 @@ scaled to [-1, 1] and flipped at random.
 | the network predicts | {given} |
 | velocity dx/dt | {velocity} |
 | scheduler of diffusers with the same meaning | {scheduler} |
-| training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |{before}
+| training | {record["steps"]:,} steps, {record["images"]:,} pictures seen |{_begun(record)}
 | time | {record["seconds"] / 60:.1f} minutes on {record["device"]}, {record["precision"]}{speed} |
 | batch, learning rate, seed | {settings["batch_size"]}, {settings["learning_rate"]:g}, {settings["seed"]} |
 | last loss | {record["losses"][-1][2]:.4f} |{along}{command}
@@ -135,3 +143,21 @@ scaled to [-1, 1] and flipped at random.
 
 `training.json` holds the loss over time and all settings.
 """
+
+
+def _begun(record: dict[str, Any]) -> str:
+    """A row of the card: what came before the training, if it did not begin with new weights."""
+    if not (begun := record.get("start")):
+        return ""
+    chain = [begun]
+    while "start" in chain[-1]:
+        chain.append(chain[-1]["start"])
+    images, seconds = (sum(each[name] for each in chain) for name in ("images", "seconds"))
+    measured = ""
+    if begun.get("fid"):
+        steps, when, value = begun["fid"][-1]
+        when = "at the end" if steps == begun["steps"] else f"{when / 60:.1f} minutes into the last"
+        measured = f", FID {value:.2f} {when}"
+    by = f": `{begun['command']}`" if begun.get("command") else ""
+    told = f"{images:,} pictures in {seconds / 60:.1f} minutes{measured}, weights {begun['digest']}{by}"
+    return f"\n| begun from | {told} |"

@@ -59,7 +59,7 @@ class Plan:
                 f"{' x '.join(map(str, self.shape))}; choose another configuration, or make the data at that size"
             )
         if self.start:
-            self.start.check(self.config.name, self.classes)
+            self.start.check(self.config.name, self.classes, self.shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,13 +96,13 @@ class Training:
 
     def __init__(self, plan: Plan, device: torch.device, compiled: bool) -> None:
         config, classes = plan.config, len(plan.classes)
-        torch.manual_seed(plan.seed)
+        torch.manual_seed(plan.seed + (plan.start.seed if plan.start else 0))
         torch.backends.cudnn.benchmark = True  # all batches have one shape
         self.plan, self.device = plan, device
         self.source = matching.Source(plan.data, classes, config.label_dropout, device)
         network = unet(config, plan.shape[0], classes)
         if plan.start:
-            network.load_state_dict(plan.start.weights())
+            plan.start.put_into(network)
         self.network = network.to(device).to(memory_format=torch.channels_last).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         self.parameters, self.averages = list(self.network.parameters()), list(self.average.parameters())

@@ -182,10 +182,10 @@ def _trained(training: Sequence[str], names: dict[str, tuple[str, float | None]]
 
 def _seconds(folder: Path) -> float | None:
     """How long `bespoke pretrain` took, if it made the model, with the trainings that this one began from."""
-    record = read_json(folder / TRAINING) if (folder / TRAINING).is_file() else {}
+    record = read_json(folder / TRAINING) if (folder / TRAINING).is_file() else None
     seconds = 0.0
-    while record:
-        seconds, record = seconds + record.get("seconds", 0.0), record.get("start", {})
+    while isinstance(record, dict):
+        seconds, record = seconds + (record.get("seconds") or 0.0), record.get("start")
     return seconds or None
 
 
