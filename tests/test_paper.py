@@ -190,6 +190,7 @@ def test_a_network_with_and_without_guidance(tmp_path, monkeypatch, short_fits):
 
     real = fid.statistics([torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8)], features, keep=64)
     monkeypatch.setattr("bespoke_solvers.cli.paper.judge", lambda *_: Judge(real, features, 4, 0, 4))
+    monkeypatch.setattr("bespoke_solvers.judge.FEW", 4)
     real.save(tmp_path / "real.npz")
     options = ["--guidance", "2", "--real", tmp_path / "real.npz", "--fid-samples", "4", "--tolerance", "1e-2"]
     options += ["--device", "cpu", "--only", "tab:cifar10_a"]
