@@ -1,8 +1,14 @@
 """Cells that the benchmarks and `bespoke paper` take from each other."""
 
-from benchmarks import ROOT, lines, run
+import sys
 
-ON_GRID = {"grid": "dpm-2@karras"}
+import torch
+
+from benchmarks import ROOT, lines, run
+from bespoke_solvers.cells import Store as Cells
+from bespoke_solvers.paper.lab import mark
+from bespoke_solvers.paper.plan import KEY
+from picture_files import mnist_folder, prepare
 
 
 def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
@@ -45,9 +51,6 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
     from bench.exchange import fid_to_paper
     from bench.store import Store
 
-    from bespoke_solvers.cells import Store as Cells
-    from bespoke_solvers.paper.plan import KEY
-
     own = {"model": "m", "seed": 0, "tolerance": 1e-6, "nfe": 8}
     table, other = {"t": [0.0, 1.0]}, {"t": [0.0, 0.9]}
     frontier, paper = Store(tmp_path / "frontier"), Cells(tmp_path / "paper", KEY)
@@ -62,7 +65,7 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
     for measured, method, budget, more in (
         ("error", "RK2", "", {}),
         ("error", "RK4", "", {}),
-        ("error", "DPM-2", "", ON_GRID | {"grid": "dpm-2@quadratic"}),
+        ("error", "DPM-2", "", {"grid": "dpm-2@quadratic"}),
         ("fit", "NS (ours)", "64 paths, 64 at a time", {"table": table}),
     ):
         paper.add(own | {"measured": measured, "method": method, "budget": budget, "samples": 16, "real": ""} | more)
@@ -83,8 +86,33 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
     assert taken("ns, default", "128 paths") is None, "another table"
     assert taken("rk4") is None, "it had fewer evaluations"
     assert taken("dpm-2", "grid chosen") is None, "on another grid"
-    paper.add(own | {"measured": "error", "method": "DPM-2", "budget": "", "samples": 16, "real": "", **ON_GRID})
+    paper.add(
+        own | {"measured": "error", "method": "DPM-2", "budget": "", "samples": 16, "real": "", "grid": "dpm-2@karras"}
+    )
     assert taken("dpm-2", "grid chosen")["method"] == "DPM-2"
     assert taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.02) is None, "it is not close"
     exact = taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.0018)
     assert (exact["method"], exact["nfe"], exact["by"]) == ("exact", 0, "ipndm@quadratic, 60 NFE, 0.0018 from them")
+
+
+def test_the_command_marks_fid_as_the_paper_does(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from bench import exchange
+    from bench.store import Store
+
+    key = {"model": "m", "method": "midpoint", "nfe": 8, "seed": 0, "budget": "", "tolerance": 1e-6, "samples": 16}
+    Store(tmp_path / "frontier").add(key | {"used": 8, "name": "midpoint", "rmse": 0.1})
+    Store(tmp_path / "fid").add(key | {"samples": 10_000, "fid": 5.0, "rmse": 0.1})
+    cells = Cells(tmp_path / "paper" / "cells", KEY)
+    cells.add(key | {"measured": "error", "method": "RK2", "real": "", "rmse": 0.1})
+    network = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(exchange.inception, "load", lambda weights, device: network)
+    prepare(mnist_folder(tmp_path / "mnist"), tmp_path / "real")
+    given = ["--store", tmp_path / "frontier", "--fid", tmp_path / "fid", "--real", tmp_path / "real"]
+    monkeypatch.setattr(sys, "argv", ["exchange.py", str(tmp_path / "paper"), *map(str, given)])
+    for _ in range(2):
+        exchange.main()
+    *_, fid = lines(tmp_path / "paper" / "cells" / "m.jsonl")
+    assert (fid["measured"], fid["method"], fid["fid"]) == ("fid", "RK2", 5.0)
+    assert fid["real"] == mark(tmp_path / "real", network)
+    assert len(lines(tmp_path / "paper" / "cells" / "m.jsonl")) == 2
