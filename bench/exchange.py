@@ -13,10 +13,10 @@ from bench.frontier import DEFAULT, adam_budget, cost
 from bench.store import Store
 from bespoke_solvers import cells, inception
 from bespoke_solvers.cells import Record
-from bespoke_solvers.judge import CLOSE, FINE, STAND_IN
+from bespoke_solvers.judge import CLOSE, FINE, STAND_IN, mark
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.paper import plan
-from bespoke_solvers.paper.lab import EXACT, mark
+from bespoke_solvers.paper.lab import EXACT
 
 BOUND = {plan.RK1_BESPOKE: "rk1-bespoke, bound", plan.RK2_BESPOKE: "rk2-bespoke, bound"}
 ALIKE = {plan.BASELINES[name]: name for name in (plan.RK1, plan.RK2, plan.RK4, plan.DPM2)}  # EDM is on another grid
@@ -84,12 +84,10 @@ def fid_to_paper(paper: cells.Store, frontier: Store, record: Record, real: str)
         by = f"{record['name']}, {FINE} NFE, {decimals(record['rmse'])} from them"
         return key | {"method": EXACT, "nfe": 0, "budget": "", "by": by} | figures
     same = ("method", "nfe", "seed", "budget", "tolerance")
-    for measured in frontier.of(record["model"]):
-        of_its_table = "table" not in measured or measured["rmse"] == record.get("rmse")  # or fitted again since
-        if of_its_table and all(measured[name] == record[name] for name in same):
-            for cell in (cell for cell in paper.of(record["model"]) if _same_solver(cell, measured)):
-                return key | _of(cell, "method", "budget") | figures
-    return None
+    alike = [r for r in frontier.of(record["model"]) if all(r[name] == record[name] for name in same)]
+    alike = [r for r in alike if "table" not in r or r["rmse"] == record.get("rmse")]  # else it was fitted again since
+    found = (cell for r in alike for cell in paper.of(record["model"]) if _same_solver(cell, r))
+    return next((key | _of(cell, "method", "budget") | figures for cell in found), None)
 
 
 def _same_solver(cell: Record, measured: Record) -> bool:

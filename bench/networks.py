@@ -103,7 +103,7 @@ STAGES: list[dict[str, list[str]]] = [
         ],
         "bns-8": _until_rest(8, BY_ADAM, (1000, 1400, 1800)),
         "bns-10": _until_rest(10, BY_ADAM, (1000, 1400, 1800)),
-        "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (150, 1000)),
+        "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (1000,)),
         "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
         "eps-vp-bound": [*_by_bound("cifar10-eps-vp"), f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150"],

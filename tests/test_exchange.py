@@ -6,7 +6,7 @@ import torch
 
 from benchmarks import ROOT, lines, run
 from bespoke_solvers.cells import Store as Cells
-from bespoke_solvers.paper.lab import mark
+from bespoke_solvers.judge import mark
 from bespoke_solvers.paper.plan import KEY
 from picture_files import mnist_folder, prepare
 

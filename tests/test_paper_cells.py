@@ -15,9 +15,9 @@ from bespoke_solvers.cells import Store
 from bespoke_solvers.cli import main
 from bespoke_solvers.description import differences
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.judge import Judge
+from bespoke_solvers.judge import Judge, mark
 from bespoke_solvers.paper import figures, plan
-from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, _described, mark
+from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, _described
 from bespoke_solvers.paper.plan import DPM2, FULL, RK2, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import significant

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import ROOT
 from bespoke_solvers import load, model_folder, zoo
 from bespoke_solvers.cli import main
 from bespoke_solvers.generic import baseline
@@ -20,7 +21,6 @@ from bespoke_solvers.reference import solve
 from bespoke_solvers.solver import available
 from bespoke_solvers.table import sample
 
-ROOT = Path(__file__).parent.parent
 PATHS = {"zoo:cifar10-fm-ot": "CondOT", "zoo:cifar10-fm-v-cs": "Cosine", "zoo:cifar10-eps-vp": "VP"}
 
 

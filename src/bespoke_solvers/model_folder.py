@@ -57,9 +57,11 @@ class Start:
     def check(self, config: str, classes: list[str], shape: tuple[int, ...]) -> None:
         """Refuse the network of another configuration, of other classes or for other pictures."""
         data = self.training["data"]
-        found = (self.training["config"], data["classes"], tuple(data["shape"]))
-        expected = {"configuration": config, "classes": classes, "shape": shape}
-        for own, (name, wanted) in zip(found, expected.items(), strict=True):
+        for name, own, wanted in (
+            ("configuration", self.training["config"], config),
+            ("classes", data["classes"], classes),
+            ("shape", tuple(data["shape"]), shape),
+        ):
             if own != wanted:
                 raise ValueError(f"{self.folder} was trained with the {name} {own}, expected {wanted}, to start from")
 
@@ -86,6 +88,14 @@ def start(folder: Path) -> Start:
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is damaged ({error}); give another --start") from error
     return Start(folder, training, weights, hashlib.sha256(content).hexdigest()[:16])
+
+
+def trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record, and those of the trainings that it began from, the last one first."""
+    found = [record]
+    while isinstance(begun := found[-1].get("start"), dict):
+        found.append(begun)
+    return found
 
 
 def save(network: "UNet2DModel", record: dict[str, Any], folder: Path, half: bool) -> None:
@@ -147,13 +157,11 @@ scaled to [-1, 1] and flipped at random.
 
 def _begun(record: dict[str, Any]) -> str:
     """A row of the card: what came before the training, if it did not begin with new weights."""
-    if not (begun := record.get("start")):
+    before = trainings(record)[1:]
+    if not before:
         return ""
-    chain = [begun]
-    while "start" in chain[-1]:
-        chain.append(chain[-1]["start"])
-    images, seconds = (sum(each[name] for each in chain) for name in ("images", "seconds"))
-    measured = ""
+    images, seconds = (sum(each[name] for each in before) for name in ("images", "seconds"))
+    begun, measured = before[0], ""
     if begun.get("fid"):
         steps, when, value = begun["fid"][-1]
         when = "at the end" if steps == begun["steps"] else f"{when / 60:.1f} minutes into the last"

@@ -20,10 +20,11 @@ from bespoke_solvers.cli.common import (
     output_folder,
     without_folders,
 )
-from bespoke_solvers.judge import check_real
+from bespoke_solvers.judge import check_real, mark
+from bespoke_solvers.model_folder import trainings
 from bespoke_solvers.models import copies, folder_of, resolve
 from bespoke_solvers.paper import figures, plan
-from bespoke_solvers.paper.lab import EXACT, Lab, mark
+from bespoke_solvers.paper.lab import EXACT, Lab
 from bespoke_solvers.paper.plan import FULL, QUICK, Counts, Experiment
 from bespoke_solvers.paper.results import Results
 
@@ -182,11 +183,9 @@ def _trained(training: Sequence[str], names: dict[str, tuple[str, float | None]]
 
 def _seconds(folder: Path) -> float | None:
     """How long `bespoke pretrain` took, if it made the model, with the trainings that this one began from."""
-    record = read_json(folder / TRAINING) if (folder / TRAINING).is_file() else None
-    seconds = 0.0
-    while isinstance(record, dict):
-        seconds, record = seconds + (record.get("seconds") or 0.0), record.get("start")
-    return seconds or None
+    if not (folder / TRAINING).is_file():
+        return None
+    return sum(each.get("seconds") or 0.0 for each in trainings(read_json(folder / TRAINING))) or None
 
 
 def _tell(

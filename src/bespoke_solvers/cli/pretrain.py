@@ -57,7 +57,8 @@ def pretrain(
         check_folder(out)
         state = read_checkpoint(out / CHECKPOINT, plan.settings)
         size, begun = " x ".join(map(str, plan.shape)), f", from the weights of {start}" if start else ""
-        begun = f", from step {state['steps']:,} on" if state else begun
+        if state:
+            begun = f", from step {state['steps']:,} on"
         limit = f"{minutes:g} minutes" if minutes else f"{steps:,} steps"
         typer.echo(f"would train {config} on {plan.data.name}: {len(plan.data):,} pictures of {size}")
         typer.echo(f"for {limit} with {chosen.batch_size} pictures in a step{begun}; output {out}")

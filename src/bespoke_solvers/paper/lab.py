@@ -1,6 +1,5 @@
 """The work: the cells of one model, computed where the store does not have them."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,11 +8,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from bespoke_solvers import data, dedicated, families, fid, fitting, gallery, pictures, portfolio
+from bespoke_solvers import dedicated, families, fitting, gallery, pictures, portfolio
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.description import describe, differences, in_words
@@ -255,22 +253,6 @@ class Lab:
         if nfe is not None and self.about()["model_is"]["shape"] != [1]:
             with self.going_on(RK2_BESPOKE, nfe):
                 self.cell("paths", RK2_BESPOKE, nfe, compute)
-
-
-def mark(real: Path, features: fid.Features) -> str:
-    """What tells real pictures, and the networks whose features they are compared by, apart in the keys of cells.
-
-    Of a folder of `bespoke data` it is the same on every machine, though the statistics are rounded otherwise there.
-    """
-    if real.is_dir():
-        known = data.load(real)
-        found = hashlib.sha256("".join(known.digests).encode() or np.ascontiguousarray(known.pixels).data)
-    else:
-        found = hashlib.sha256(real.read_bytes())
-    if isinstance(features, torch.nn.Module):
-        for value in features.state_dict().values():
-            found.update(value.cpu().numpy().tobytes())
-    return found.hexdigest()[:8]
 
 
 def _described(model: Model) -> dict[str, Any]:

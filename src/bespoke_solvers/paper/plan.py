@@ -38,7 +38,7 @@ class Counts(NamedTuple):
     """How much is spent: evaluations of a sample, paths to fit to, Adam's iterations and rate, samples to choose the
     best iteration by, samples to report on and for FID; the tolerance of exact paths, and how many go together.
 
-    real: the mark of the real pictures and of the Inception that FID is measured with (`lab.mark`)."""
+    real: the mark of the real pictures and of the Inception that FID is measured with (`judge.mark`)."""
 
     nfe: tuple[int, ...] = (8, 10, 16, 20)
     paths: int = 256
