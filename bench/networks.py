@@ -24,6 +24,10 @@ from bespoke_solvers.adapters.diffusers import TRAINING
 FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {left} --batch-size 64 --paths 64"
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
+ALONE = (  # with nothing beside it, and as much to choose by and as exact as by default: the seconds of a fit
+    "bench.frontier --models {models} cifar10-fm-ot --batch-size 64 --choose 64 --tolerance 1e-5 --nfe 10 "
+    f"--method '{DEFAULT}' --store bench/results/alone"
+)
 EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
 DEDICATED = f"--method {shlex.join(dedicated.NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
@@ -86,6 +90,7 @@ def _until_rest(nfe: int, methods: str, steps: Sequence[int]) -> list[str]:
 
 
 STAGES: list[dict[str, list[str]]] = [
+    {"alone": [ALONE]},
     {  # the first fits to a model solve the exact paths, which the lanes after them share
         "fm-ot-ours": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {OURS}", *_paths([64])],
         "eps-vp-ours": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {OURS}"],
@@ -101,8 +106,8 @@ STAGES: list[dict[str, list[str]]] = [
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
             *_paths([128, 256, 512, 1024]),
         ],
-        "bns-8": _until_rest(8, BY_ADAM, (1000, 1400, 1800)),
-        "bns-10": _until_rest(10, BY_ADAM, (1000, 1400, 1800)),
+        "bns-8": _until_rest(8, BY_ADAM, (1400, 1800)),
+        "bns-10": _until_rest(10, BY_ADAM, (1400, 1800)),
         "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (1000,)),
         "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],

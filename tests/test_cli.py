@@ -145,7 +145,9 @@ def test_show_explains_a_file(solver, here, capsys):
 
 def test_show_tells_what_was_measured_also_without_a_base_method(capsys):
     run("show", "zoo:cifar10-fm-ot")
-    measured = [load(zoo.folder("zoo:cifar10-fm-ot") / zoo.RK2_BESPOKE, nfe).validation for nfe in (8, 10)]
+    file = zoo.folder("zoo:cifar10-fm-ot") / zoo.RK2_BESPOKE
+    measured = [load(file, nfe).validation for nfe in available(file)]
+    assert len(measured) >= 2
     told = re.findall(
         r"on 512 samples: RMSE (\S+) \((\S+) dB\); exact: (\d+) NFE$", capsys.readouterr().out, re.MULTILINE
     )
