@@ -68,7 +68,7 @@ def test_a_card_tells_all_that_came_before_and_which_fid_is_whose(first):
     card = model_folder.card(known | {"start": one})
     assert "| begun from | 960 pictures in 1.0 minutes, FID 8.00 at the end, weights ab |" in card
     card = model_folder.card(known | {"start": two})
-    assert "| begun from | 1,920 pictures in 2.0 minutes, FID 9.00 0.5 minutes into the last, weights ab |" in card
+    assert "| begun from | 1,920 pictures in 2.0 minutes, FID 9.00 after 0.5 minutes of the last, weights ab |" in card
     assert "begun from" not in model_folder.card(known)
 
 

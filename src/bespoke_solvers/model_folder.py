@@ -164,7 +164,7 @@ def _begun(record: dict[str, Any]) -> str:
     begun, measured = before[0], ""
     if begun.get("fid"):
         steps, when, value = begun["fid"][-1]
-        when = "at the end" if steps == begun["steps"] else f"{when / 60:.1f} minutes into the last"
+        when = "at the end" if steps == begun["steps"] else f"after {when / 60:.1f} minutes of the last"
         measured = f", FID {value:.2f} {when}"
     by = f": `{begun['command']}`" if begun.get("command") else ""
     told = f"{images:,} pictures in {seconds / 60:.1f} minutes{measured}, weights {begun['digest']}{by}"
