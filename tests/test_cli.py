@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from bespoke_solvers import load, toy, zoo
 from bespoke_solvers.cli import main
-from bespoke_solvers.cli.common import numbers
+from bespoke_solvers.cli.common import in_figures, numbers
 from bespoke_solvers.dedicated import NAMES
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.report import significant
@@ -207,6 +207,54 @@ def test_a_dry_run_of_eval_counts_all_that_it_would_do(solver, here, capsys, mon
     assert "time grids" not in capsys.readouterr().out, "no grid is to be chosen"
 
 
+def test_eval_leaves_no_picture_of_another_comparison(solver, here):
+    arguments = ["--solver", solver, "--samples", 8, "--batch-size", 8, "--out", "results", "--quiet"]
+    run("eval", "toy:checkerboard", *arguments, "--nfe", "4,6")
+    assert Path("results/errors.png").exists()
+    run("eval", "toy:checkerboard", *arguments, "--nfe", 4)
+    assert not Path("results/errors.png").exists(), "there is but one NFE to draw"
+    result = json.loads(Path("results/results.json").read_text())
+    assert result["command"].startswith("bespoke eval toy:checkerboard --solver")
+    assert result["tolerance"] == 1e-5
+
+
+def test_eval_warns_of_figures_that_are_the_references_own(solver, here, capsys, monkeypatch):
+    monkeypatch.setattr("bespoke_solvers.bank.own_error", lambda *arguments, **options: 0.5)
+    arguments = ["--solver", solver, "--samples", 8, "--batch-size", 8, "--out", "results", "--quiet"]
+    run("eval", "toy:checkerboard", *arguments)
+    told = "own error, 5e-01, is over a third of the smallest RMSE here"
+    assert f"warning: the exact samples' {told}" in capsys.readouterr().out
+    assert told in Path("results/report.html").read_text()
+
+
+def test_a_fit_that_learned_nothing_says_so():
+    same = {"rmse": 0.1, "psnr": 20.0, "baseline": "midpoint", "baseline_rmse": 0.1, "baseline_psnr": 20.0}
+    assert "nothing was learned" in in_figures(same)
+    assert "not closer in RMSE" in in_figures(same | {"rmse": 0.2})
+    assert in_figures(same | {"rmse": 0.05}).endswith("midpoint at the same cost 0.1000 (20.0 dB)")
+
+
+def test_an_error_of_the_users_own_code_names_the_place(here, capsys):
+    Path("own.py").write_text("def model():\n    raise ValueError('bad thing')\n")
+    with pytest.raises(SystemExit):
+        main(["fit", "own:model", "--nfe", "8", "--out", "s.json"])
+    assert re.search(r"error: bad thing \(.*own\.py, line 2; `bespoke --traceback", capsys.readouterr().err)
+
+
+def test_conditions_do_not_take_the_place_of_samples(here, capsys):
+    Path("own.py").write_text(
+        "import torch, bespoke_solvers as bs\n"
+        "def model():\n"
+        "    draw = lambda generator: {'samples': torch.rand(3, generator=generator)}\n"
+        "    return bs.Model(lambda t, x, c: -x, (2,), bs.schedules.CondOT(), draw_condition=draw)\n"
+    )
+    run("fit", "own:model", "--nfe", 2, "--out", "s.json", *QUICK)
+    with pytest.raises(SystemExit):
+        main(["sample", "own:model", "--solver", "s.json", "--out", "drawn.safetensors"])
+    assert "the conditions of own:model are named samples" in capsys.readouterr().err
+    assert not Path("drawn.safetensors").exists()
+
+
 def test_traceback_on_request(here):
     with pytest.raises(ValueError, match="unknown model"):
         main(["--traceback", "fit", "nothing", "--nfe", "8", "--out", "s.json"])
@@ -217,6 +265,8 @@ def test_numbers():
     assert numbers("10") == [10]
     with pytest.raises(ValueError, match="runs backwards"):
         numbers("5-3")
+    with pytest.raises(ValueError, match="'8-1001' goes beyond 1,000"):
+        numbers("8-1001")
 
 
 def test_help_names_every_command(capsys):

@@ -27,6 +27,8 @@ REFUSALS = {
     "fit own:model --nfe 8 --out s.txt": "must end in .json",
     "fit own:model --nfe 8 --out folder.json": "is a folder; expected the name of a file",
     f"sample own:model --solver board.json --seeds 0..9 {PNG}": "expected for example",
+    f"sample own:model --solver board.json --seeds 4294967296 {PNG}": "goes beyond 4,294,967,295",
+    f"fit own:model --tolerance inf {FIT}": "the tolerance must be positive and finite, got rtol = inf",
     "show nothing.json": "there is no solver file nothing.json",
     "show foreign.json": "foreign.json is not a solver file",
     "show truncated.json": "truncated.json is not a solver file, or a damaged one",

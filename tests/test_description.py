@@ -58,6 +58,23 @@ def test_a_schedule_made_of_another_is_described_by_names():
     assert described["transform"] == "bespoke_solvers.scale_time.identity"
 
 
+@pytest.mark.parametrize("share", [0.2, -0.2])
+def test_a_velocity_that_mixes_the_samples_of_a_batch_is_refused(share):
+    model = Model(lambda t, x: -x + share * x.mean(0, keepdim=True), (32,), schedules.CondOT())
+    with pytest.raises(ValueError, match="depends on the others of its batch"):
+        describe(model)
+
+
+def test_batch_normalisation_left_in_training_is_named():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 32))
+    model = Model(lambda t, x: network(x), (32,), schedules.CondOT())
+    with pytest.raises(ValueError, match=r"batch normalisation\? Call net\.eval"):
+        describe(model)
+    network.eval()
+    describe(model)
+
+
 def test_conditions_that_do_not_come_from_the_generator_are_seen_in_all_their_numbers():
     def condition(generator):
         return torch.cat([torch.zeros(10), torch.rand(1980), torch.zeros(10)])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import bespoke_solvers
 from bespoke_solvers import models
-from bespoke_solvers.adapters.diffusers import TRAINING, load
+from bespoke_solvers.adapters.diffusers import TRAINING, load, meaning_of
 from bespoke_solvers.cli import app
 from bespoke_solvers.models import resolve
 from bespoke_solvers.schedules import VP, CondOT, DiscreteVP
@@ -174,3 +174,9 @@ def test_a_folder_is_copied_to_the_other_gpus(tmp_path, monkeypatch):
     assert models.copies(str(tmp_path), 2.0) == [model, model]
     assert asked == [(str(tmp_path), 2.0, {"device": f"cuda:{i}"}) for i in (1, 2)]
     assert models.copies("toy:digits") == models.copies(str(tmp_path), offload="model") == []
+
+
+def test_a_scheduler_that_diffusers_cannot_make_is_refused():
+    config = {"_class_name": "DDPMScheduler", "beta_schedule": "cubic", "prediction_type": "epsilon"}
+    with pytest.raises(ValueError, match="diffusers cannot make the scheduler of this folder: cubic"):
+        meaning_of(config)

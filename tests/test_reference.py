@@ -188,6 +188,19 @@ def test_own_error_is_of_the_size_of_the_true_error():
     assert reference.own_error(paths.model, paths.noise, paths.x1) == pytest.approx(true, rel=0.3)
 
 
+def test_own_error_is_true_where_a_loose_tolerance_takes_the_same_steps_as_a_tenth_of_it():
+    def u(t, x):
+        return -x / (1 + t) + torch.tanh(3 * t * x)
+
+    model = Model(u, (128,), CondOT())
+    noise = model.noise(range(8))
+    loose, tight = (reference.solve(model, noise, rtol=tolerance, atol=tolerance) for tolerance in (1e-1, 1e-2))
+    assert loose.evaluations == tight.evaluations
+    exact = reference.solve(model, noise, rtol=1e-6, atol=1e-6).x1
+    found = reference.own_error(model, noise, loose.x1, rtol=1e-1, atol=1e-1)
+    assert found == pytest.approx(rmse(loose.x1, exact), rel=0.1)
+
+
 def test_tf32_and_autocast_are_off_inside_and_as_they_were_outside():
     def switches():
         return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision

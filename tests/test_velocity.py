@@ -196,3 +196,10 @@ def test_wrong_models_are_named():
         make().bind(torch.tensor([1]))
     with pytest.raises(ValueError, match="expects a condition"):
         make(draw_condition=lambda g: torch.tensor(1)).bind()
+
+
+@pytest.mark.parametrize("drawn", [lambda g: "cat", lambda g: torch.rand(int(torch.randint(1, 9, (), generator=g)))])
+def test_conditions_that_do_not_go_together_are_named(drawn):
+    model = Model(lambda t, x, c: -x, (2,), schedules.CondOT(), draw_condition=drawn)
+    with pytest.raises(ValueError, match=r"the conditions of 4 samples: .*; draw a number, a tensor of one shape"):
+        model.noise(range(4))

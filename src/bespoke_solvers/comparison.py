@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers import dedicated, fid, gallery, pictures, portfolio
 from bespoke_solvers.bank import Bank
+from bespoke_solvers.cells import circumstances
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES, FAMILIES
 from bespoke_solvers.files import write_atomically
@@ -26,6 +27,7 @@ from bespoke_solvers.table import Table, states
 from bespoke_solvers.velocity import Model
 
 PATHS = 3  # samples in the picture of paths
+PICTURES = ("theta.png", "errors.png", "fit.png", "paths.png", "samples.png")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Comparison:
     """One row for each method and number of evaluations; what it was measured on, FID and KID of the exact samples.
 
     shown: the first samples of each method and NFE, for pictures. reference_mean, reference_std: of the numbers of all
-    exact samples, by which one sees whether they are what the model draws elsewhere.
+    exact samples, by which one sees whether they are what the model draws elsewhere. doubt: what speaks against the
+    figures.
     """
 
     rows: list[dict[str, Any]]
@@ -45,6 +48,7 @@ class Comparison:
     judged: int = 0
     reference_mean: float | None = None
     reference_std: float | None = None
+    doubt: str | None = None
     shown: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
 
     def figures(self) -> dict[str, Any]:
@@ -113,7 +117,14 @@ def compare(
         rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
     exact, judged = (judge.exact(bank), judge.count) if judge else ({}, 0)
     own_error, moments = report.own_error, (report.x1.mean().item(), report.x1.std(correction=0).item())
-    return Comparison(rows, len(report.x1), seed, report.evaluations, own_error, exact, judged, *moments, shown)
+    smallest, doubt = min((row["rmse"] for row in rows if row["rmse"] is not None), default=math.inf), None
+    if report.rough_for(smallest):
+        doubt = (
+            f"the exact samples' own error, {own_error:.0e}, is over a third of the smallest RMSE here, "
+            f"{decimals(smallest)}: figures of that size cannot be trusted; give a smaller tolerance, and a new bank"
+        )
+    about = (report.evaluations, own_error, exact, judged, *moments, doubt)
+    return Comparison(rows, len(report.x1), seed, *about, shown)
 
 
 def as_text(comparison: Comparison) -> str:
@@ -126,6 +137,8 @@ def as_text(comparison: Comparison) -> str:
         f"on {comparison.samples} new samples; the exact ones took {comparison.reference_evaluations:.0f} evaluations "
         f"each and are exact to {comparison.reference_error:.0e}"
     )
+    if comparison.doubt:
+        lines.append(f"warning: {comparison.doubt}")
     if comparison.reference_mean is not None and comparison.reference_std is not None:
         moments = f"mean {comparison.reference_mean:.3g} and standard deviation {comparison.reference_std:.3g}"
         lines.append(f"the exact samples have {moments}")
@@ -169,10 +182,19 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def write(
-    comparison: Comparison, bank: Bank, solvers: Sequence[Solver], tables: Mapping[str, Sequence[Table]], folder: Path
+    comparison: Comparison,
+    bank: Bank,
+    solvers: Sequence[Solver],
+    tables: Mapping[str, Sequence[Table]],
+    folder: Path,
+    command: str = "",
 ) -> list[Path]:
-    """results.json and the pictures; returns the files."""
-    write_atomically(folder / "results.json", json.dumps(comparison.figures(), indent=2, allow_nan=False).encode())
+    """results.json and the pictures, in the place of an earlier comparison's; returns the files.
+
+    command: what was typed, for the record.
+    """
+    made = comparison.figures() | {"tolerance": bank.rtol} | circumstances(command)
+    write_atomically(folder / "results.json", json.dumps(made, indent=2, allow_nan=False).encode())
     drawn = {"theta.png": pictures.transform(solvers[0])}
     if len({row["nfe"] for row in comparison.rows}) > 1:
         drawn["errors.png"] = pictures.errors_against_nfe(comparison.rows, name_of(solvers[0]))
@@ -183,6 +205,8 @@ def write(
         drawn["paths.png"] = pictures.paths_in_plane(*_paths(bank, solvers[0], tables, comparison.seed))
     if gallery.can_show(model):
         drawn["samples.png"] = pictures.side_by_side(_samples(comparison, bank, solvers), "exact")
+    for name in PICTURES:  # one of an earlier comparison would be taken for one of this
+        (folder / name).unlink(missing_ok=True)
     for name, figure in drawn.items():
         pictures.save(figure, folder / name)
     return [folder / name for name in ("results.json", *drawn)]

@@ -105,8 +105,9 @@ def fingerprint(model: Model) -> list[float]:
     """Numbers that tell models apart: after each step of a `course`, the size of x and the mean of a quarter of each
     sample. Models of the same pictures hardly differ on noise, but end at other pictures.
 
-    Refuses what would make every figure worthless: a velocity that fails, is not finite, changes from call to call or
-    takes a time for each sample for something else; conditions that do not come from the generator.
+    Refuses what would make every figure worthless: a velocity that fails, is not finite, changes from call to call,
+    mixes the samples of a batch or takes a time for each sample for something else; conditions that do not come from
+    the generator.
     """
     noise, times, points, values = course(model)
     if not _same(noise.condition, model.noise(range(4)).condition):
@@ -114,6 +115,13 @@ def fingerprint(model: Model) -> list[float]:
     u = functools.partial(_called, model.bind(noise.condition))
     if (u(times[0], points[0]) - values[0]).abs().max() > 0.05 * values[0].abs().max():
         raise ValueError("the velocity changes from call to call; has the network dropout? Call net.eval()")
+    same = noise.part([0] * len(noise.x0))
+    among_itself = _called(model.bind(same.condition), times[0], points[0][:1].expand_as(points[0]))
+    if (among_itself - values[0])[0].norm() > 0.02 * values[0][0].norm():
+        raise ValueError(
+            "the velocity of a sample depends on the others of its batch; has the network batch normalisation? Call "
+            "net.eval(), and let no operation mix the first dimension"
+        )
     one_by_one = torch.stack([value[i] for i, value in enumerate(values[:4])])
     together = u(times[:4], torch.stack([point[i] for i, point in enumerate(points[:4])]))
     if (together - one_by_one).abs().max() > 0.05 * one_by_one.abs().max():

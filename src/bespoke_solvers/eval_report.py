@@ -71,7 +71,7 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
         f"{best['method']} takes {best['nfe']} evaluations of the model a sample, the exact ones took {cost:.0f}. "
         f"From the same noise, its samples compare with the exact ones as follows: {quality(best)}."
     )
-    more = []
+    more = [f"Careful: {comparison.doubt}."] if comparison.doubt else []
     rivals = [
         row
         for row in comparison.rows

@@ -13,6 +13,9 @@ from bespoke_solvers.metrics import mse, psnr, rmse
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Noise, NoiseSet
 
+HARMLESS = 1e-4  # an error of the reference that no one sees
+ROUGH = 1 / 3  # of a solver's error, from which on that of the reference makes it seem over 5 % larger
+
 
 class Quality(NamedTuple):
     """Root mean square error and peak signal-to-noise ratio in decibels, against the exact samples."""
@@ -42,6 +45,10 @@ class HeldOut:
     x1: Tensor
     evaluations: float
     own_error: float
+
+    def rough_for(self, error: float) -> bool:
+        """Whether the exact samples are not exact enough for an RMSE of that size."""
+        return self.own_error > max(ROUGH * error, HARMLESS)
 
     def first(self, count: int) -> "HeldOut":
         """The first samples alone."""

@@ -52,8 +52,6 @@ PAPER = Effort("bound", 256, STEPS["bound"])
 LEARNING_RATE = 2e-3
 VALIDATION_PATHS = 64
 FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples than usual, and how many times as many
-HARMLESS = 1e-4  # an error of the reference that no one sees
-ROUGH = 1 / 3  # of the solver's error, from which on that of the reference makes it seem over 5 % larger
 PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
 
 
@@ -204,8 +202,10 @@ def stages_of(
 ) -> list[str]:
     """The stages that a fit goes through; refuses what does not go together."""
     chained = isinstance(family, NonStationary)
-    if effort is not None and (effort not in EFFORTS or not chained):
-        raise ValueError(f"effort {effort!r} for {family.name}; expected one of {', '.join(EFFORTS)} for ns")
+    if effort is not None and not chained:
+        raise ValueError(f"effort {effort!r} for {family.name}; efforts are for ns, give objective and iterations here")
+    if effort not in (None, *EFFORTS):
+        raise ValueError(f"effort {effort!r} for {family.name}; expected one of {', '.join(EFFORTS)}")
     name = _default(family, effort).objective if objective is None else objective
     if callable(name):
         if started and not chained:
@@ -256,7 +256,7 @@ def _solver(
     """The solver, with its quality on the reporting set beside that of its base method."""
     table = learner().detach().on(model)
     quality, base = report.quality(table, model), report.quality(learner.base_table().on(model), model)
-    if report.own_error > max(ROUGH * quality.rmse, HARMLESS):
+    if report.rough_for(quality.rmse):
         warnings.warn(
             f"the reference's own RMSE, {report.own_error:.1e}, is over a third of the solver's, {quality.rmse:.1e}, "
             "and limits the fit and its figures; run the network in full float32 or give the bank a smaller tolerance",

@@ -77,7 +77,7 @@ class Noise(NamedTuple):
     x0: Tensor
     condition: Condition
 
-    def part(self, which: slice) -> "Noise":
+    def part(self, which: slice | list[int]) -> "Noise":
         """Some of them."""
         return Noise(self.x0[which], map_condition(lambda c: c[which], self.condition))
 
@@ -262,10 +262,14 @@ class Model:
             if self.draw_condition is not None:
                 conditions.append(self.draw_condition(generator))
         condition: Condition = None
-        if conditions and isinstance(conditions[0], dict):
-            condition = {name: torch.stack([c[name] for c in conditions]) for name in conditions[0]}
-        elif conditions:
-            condition = torch.stack([torch.as_tensor(c) for c in conditions])
+        try:
+            if conditions and isinstance(conditions[0], dict):
+                condition = {name: torch.stack([c[name] for c in conditions]) for name in conditions[0]}
+            elif conditions:
+                condition = torch.stack([torch.as_tensor(c) for c in conditions])
+        except (TypeError, RuntimeError, KeyError) as error:
+            expected = "a number, a tensor of one shape for all samples, or a dict of such tensors"
+            raise ValueError(f"the conditions of {len(conditions)} samples: {error}; draw {expected}") from error
         return Noise(torch.stack(x0).to(self.device, self.dtype), map_condition(lambda c: c.to(self.device), condition))
 
 

@@ -98,7 +98,12 @@ def meaning_of(config: dict[str, Any]) -> Meaning:
         if config.get("invert_sigmas"):
             return Meaning("flow", CondOT(), lambda t: last * t)
         return Meaning("flow", CondOT(), lambda t: last * (1 - t), sign=-1.0)
-    made: Any = getattr(diffusers, name).from_config(config) if hasattr(diffusers, name) else None
+    try:
+        made: Any = getattr(diffusers, name).from_config(config) if hasattr(diffusers, name) else None
+    except NotImplementedError as error:
+        raise ValueError(
+            f"diffusers cannot make the scheduler of this folder: {error}; mend its configuration"
+        ) from error
     if predicted not in PREDICTIONS or flows or not hasattr(made, "alphas_cumprod"):
         raise ValueError(
             f"got a scheduler {name!r} with prediction_type {predicted!r}{' and use_flow_sigmas' * flows}; expected a "

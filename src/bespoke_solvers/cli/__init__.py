@@ -2,8 +2,10 @@
 
 import shlex
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,7 +37,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show Python's traceback with an error.")] = False,
+    whole: Annotated[bool, typer.Option("--traceback", help="Show Python's traceback with an error.")] = False,
 ) -> None:
     """Tiny custom ODE solvers for pre-trained diffusion and flow models."""
 
@@ -47,17 +49,24 @@ for command in (
     app.command()(command)
 
 
+def _elsewhere(error: BaseException) -> str:
+    """Where an error comes from that is not raised in this package, in the network of a user, say."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    ours = Path(last.filename).is_relative_to(Path(bespoke_solvers.__file__).parent)
+    return "" if ours else f" ({last.filename}, line {last.lineno}; `bespoke --traceback ...` shows the way there)"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; what the user can mend ends in one sentence and the exit status 1."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    traceback = "--traceback" in arguments
+    whole = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
     command_line.set(shlex.join(["bespoke", *arguments]))
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
         app(args=arguments)
     except (ValueError, OSError, BankFullError, NotSolvedError) as error:
-        if traceback:
+        if whole:
             raise
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", " ".join(str(error).split()) + _elsewhere(error), file=sys.stderr)
         raise SystemExit(1) from None

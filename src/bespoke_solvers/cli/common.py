@@ -49,6 +49,7 @@ FidSamples = Annotated[int, typer.Option(min=2, help="How many samples to measur
 InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
+LARGEST_SEED = 2**32 - 1  # more bits PyTorch's generator does not take, and draws the same again
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 # What was typed, for provenance; `main` sets it, and where the commands are called otherwise it is not known.
@@ -69,8 +70,8 @@ def of_pipelines(
     return {"prompts": texts, "size": size, "dtype": dtype, "offload": offload}
 
 
-def numbers(text: str) -> list[int]:
-    """`0-3,8` -> [0, 1, 2, 3, 8]."""
+def numbers(text: str, most: int = 1000) -> list[int]:
+    """`0-3,8` -> [0, 1, 2, 3, 8], none of them above `most`."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -78,6 +79,8 @@ def numbers(text: str) -> list[int]:
             raise ValueError(f"{text!r} is no list of numbers; expected for example 10, 8,10,16 or 0-63")
         if dash and int(last) < int(first):
             raise ValueError(f"{part!r} runs backwards; expected the smaller number first")
+        if int(last if dash else first) > most:
+            raise ValueError(f"{part!r} goes beyond {most:,}; expected numbers up to that")
         found.extend(range(int(first), int(last if dash else first) + 1))
     return found
 
@@ -134,8 +137,14 @@ def in_figures(validation: dict[str, Any]) -> str:
     if "reference_evaluations" in validation:
         told.append(f"exact: {validation['reference_evaluations']:.0f} NFE")
     own, other = validation.get("rmse"), validation.get("baseline_rmse")
-    if own is not None and other is not None and own > other:
-        told.append("not closer in RMSE: fit to more paths (--paths), or with more effort (--effort)")
+    if own is not None and own == other:
+        told.append(
+            "nothing was learned: no step was better than where the fit began; give it more --iterations or --paths"
+        )
+    elif own is not None and other is not None and own > other:
+        told.append(
+            "not closer in RMSE: fit to more paths (--paths), or for longer (ns: --effort, others: --iterations)"
+        )
     return "; ".join(told)
 
 

@@ -39,7 +39,11 @@ def demo(
     solvers = [fitted, solver.load(zoo.folder(MODEL) / zoo.RK2_BESPOKE, NFE)]
     tables, _ = comparison.methods(solvers, BASELINES, [NFE], bank.model)
     result = comparison.compare(bank, tables, seed=0, samples=REPORT)
-    written = [out / "solver.json", *comparison.write(result, bank, solvers, tables, out), out / "report.html"]
+    written = [
+        out / "solver.json",
+        *comparison.write(result, bank, solvers, tables, out, command_line.get()),
+        out / "report.html",
+    ]
     eval_report.write(out / "report.html", result, bank, solvers, MODEL, command_line.get())
     typer.echo("\n" + comparison.as_text(result) + "\n\n" + comparison.headline(result, fitted) + "\n")
     for file in written:

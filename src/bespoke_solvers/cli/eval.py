@@ -109,7 +109,7 @@ def eval(
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
         methods, grids = comparison.methods(found, names, numbers(nfe), resolved, choose)
     result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by, grids=grids)
-    written = [*comparison.write(result, kept, found, methods, out), out / "report.html"]
+    written = [*comparison.write(result, kept, found, methods, out, command_line.get()), out / "report.html"]
     eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
     typer.echo(comparison.as_text(result))
     for name in names:

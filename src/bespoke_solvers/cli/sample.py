@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers import pictures
 from bespoke_solvers.cli.common import (
+    LARGEST_SEED,
     SOLVER,
     DryRun,
     Guidance,
@@ -46,12 +47,16 @@ def sample(
 ) -> None:
     """Draw samples of MODEL with a solver."""
     output_file(out, ".png", ".safetensors")
-    chosen, loaded = numbers(seeds), load(solver_file(solver), nfe)
+    chosen, loaded = numbers(seeds, LARGEST_SEED), load(solver_file(solver), nfe)
     resolved = resolve(model, guidance, **of_pipelines(prompts, size, dtype, offload))
     loaded.check(resolved)
     as_picture = out.suffix == ".png"
     if as_picture and resolved.decode is None:
         pictures.check_drawable(resolved.shape)
+    names = resolved.noise(chosen[:1]).condition
+    if not as_picture and isinstance(names, dict) and (taken := {"samples", "seeds"} & set(names)):
+        told = " and ".join(sorted(taken))
+        raise ValueError(f"the conditions of {model} are named {told}, as what {out} holds beside them; rename them")
     if dry_run:
         spent = f"{loaded.nfe} evaluations each, {loaded.nfe * len(chosen):,} in all"
         typer.echo(f"would draw {len(chosen)} samples of {model} by {solver}: {spent}; output {out}")
