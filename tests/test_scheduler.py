@@ -43,6 +43,18 @@ def test_a_pipeline_draws_what_the_plain_loop_draws(tmp_path, kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("cut", [lambda time: int(time), lambda time: time.long()])
+def test_a_time_that_was_cut_to_a_whole_number_is_warned_of(network, cut):
+    scheduler, x = BespokeScheduler.from_solver(make(5), ddpm()), noise()
+    scheduler.set_timesteps(5)
+    assert scheduler.timesteps[1] % 1
+    first, second = scheduler.timesteps[:2]
+    x = scheduler.step(network(x, first).sample, first, x).prev_sample
+    with pytest.warns(UserWarning, match="the network was told a time that was cut to a whole number"):
+        scheduler.step(network(x, cut(second)).sample, cut(second), x)
+
+
+@torch.no_grad()
 def test_times_may_repeat(network):
     solver = make(5, repeated=True)
     scheduler = BespokeScheduler.from_solver(solver, ddpm())

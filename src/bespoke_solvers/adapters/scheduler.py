@@ -224,6 +224,7 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
                 "callback_on_step_end, or of an inpainting pipeline) would be lost; use the pipeline's own scheduler"
             )
         assert self._step_index is not None
+        _check_whole(timestep, self.timesteps[self._step_index])
         self._step_index += 1
         previous = run.advance(model_output, sample.dtype)
         return SchedulerOutput(prev_sample=previous) if return_dict else (previous,)
@@ -270,6 +271,17 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             raise _for_another("shape", was, now)
         words = in_words("shape", was, now)
         warnings.warn(f"the solver was made for a model with {words}; it may serve worse here", stacklevel=4)
+
+
+def _check_whole(given: float | Tensor, own: Tensor) -> None:
+    """Warn of a time that was cut to a whole number on its way to the network."""
+    whole = not given.is_floating_point() if isinstance(given, Tensor) else isinstance(given, int)
+    if whole and float(own) % 1:
+        warnings.warn(
+            f"got the timestep {int(given)}, but the solver's is {float(own):.6g}: the network was told a time that "
+            "was cut to a whole number, and pictures are worse for it; pass the scheduler's timesteps on as they are",
+            stacklevel=3,
+        )
 
 
 # Saved pipelines name this class by the package, so that importing `bespoke_solvers` is enough to load them.
