@@ -121,6 +121,16 @@ def table_of(content):
         (lambda c: c["model"].update(schedule=[1]), "'schedule' of the model is no schedule"),
         (lambda c: c["model"].update(schedule="CondOT"), "'schedule' of the model is no schedule"),
         (lambda c: c["model"]["schedule"].update(C=1), "'schedule' of the model is no schedule"),
+        (
+            lambda c: c["model"].update(shape=None),
+            "field 'shape' of the model is None, expected a list of whole numbers",
+        ),
+        (lambda c: c["model"].update(shape=["3"]), "field 'shape' of the model is .'3'., expected a list"),
+        (
+            lambda c: c["model"].update(domain=["a", 1]),
+            "field 'domain' of the model is .'a', 1., expected a list of two",
+        ),
+        (lambda c: c["model"].update(domain=[0.5]), "field 'domain' of the model is .0.5., expected a list of two"),
         (lambda c: table_of(c)["t"].__setitem__(1, 10**400), "table 4: "),
         (lambda c: table_of(c).update(theta=3.0), "field 'theta' is float, expected dict"),
         (lambda c: c.update(tables={"four": table_of(c)}), "'four' is not a number of evaluations"),

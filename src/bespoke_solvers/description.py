@@ -160,6 +160,18 @@ def differences(kept: dict[str, Any], given: dict[str, Any], tolerance: float = 
     return found
 
 
+def check_kept(kept: dict[str, Any], where: str) -> None:
+    """Refuse a description in a file that is no model's: of another kind than `describe` gives."""
+    for name, kind, expected in (
+        ("shape", int, "a list of whole numbers"),
+        ("domain", int | float, "a list of two numbers"),
+    ):
+        found = kept.get(name, [0, 1])
+        right = isinstance(found, list) and all(isinstance(each, kind) for each in found)
+        if not right or not found or (name == "domain" and len(found) != 2):
+            raise ValueError(f"{where}: field {name!r} of the model is {found!r}, expected {expected}")
+
+
 def _to_data(described: dict[str, Any]) -> list[float] | None:
     """1 - t at the ends of the domain, where numbers that are close to 1 differ."""
     domain = described.get("domain")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bespoke_solvers import hub
-from bespoke_solvers.description import close, describe, differences, in_words, network_time, schedule_of
+from bespoke_solvers.description import check_kept, close, describe, differences, in_words, network_time, schedule_of
 from bespoke_solvers.files import readable, write_atomically
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Velocity
@@ -233,6 +233,7 @@ def _parts(content: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[in
             f"{where}: field 'version' is {content.get('version')!r}, expected {VERSION}; update bespoke-solvers"
         )
     model, tables = (_field(content, name, dict, where) for name in ("model", "tables"))
+    check_kept(model, where)
     if not tables:
         raise ValueError(f"{where}: field 'tables' is empty, expected one table at least")
     for key in tables:

@@ -29,7 +29,7 @@ def show(
         fit, validation = solver.fit, solver.validation
         numbers = sum(map(len, solver.theta.values()))
         typer.echo(f"\n{solver.nfe} evaluations, family {solver.family}, {numbers} learned numbers")
-        if "evaluations" in fit:
+        if isinstance(fit.get("evaluations"), dict):
             spent = ", ".join(f"{count:,} {kind}" for kind, count in fit["evaluations"].items())
             paths = f" on {fit['paths']} paths" if "paths" in fit else ""
             typer.echo(
