@@ -54,6 +54,12 @@ def test_a_time_that_was_cut_to_a_whole_number_is_warned_of(network, cut):
         scheduler.step(network(x, cut(second)).sample, cut(second), x)
 
 
+def test_it_is_shown_in_a_line():
+    scheduler = BespokeScheduler.from_solver(make(5), ddpm())
+    assert repr(scheduler) == "BespokeScheduler(<a solver for 5 evaluations>, instead of DDPMScheduler)"
+    assert "alphas_cumprod" not in str(scheduler)
+
+
 @torch.no_grad()
 def test_times_may_repeat(network):
     solver = make(5, repeated=True)

@@ -64,6 +64,11 @@ class BespokeScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         self._noise_scale: float | None = None  # by which a pipeline was told to scale its noise
         self._forget()
 
+    def __repr__(self) -> str:
+        """Short, where diffusers would print all numbers of the solver."""
+        instead = f", instead of {self.config.replaced}" if self.config.replaced else ""
+        return f"BespokeScheduler({self.config.solver!r}{instead})"
+
     @classmethod
     def from_solver(cls, solver: str | os.PathLike[str] | Solver, scheduler: Any = None) -> "BespokeScheduler":
         """The solver in place of a pipeline's scheduler, whose path and prediction are kept.
