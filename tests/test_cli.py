@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from bespoke_solvers import load, toy, zoo
 from bespoke_solvers.cli import main
-from bespoke_solvers.cli.common import in_figures, numbers
+from bespoke_solvers.cli.common import LARGEST_SEED, in_figures, numbers
 from bespoke_solvers.dedicated import NAMES
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.report import significant
@@ -222,8 +222,8 @@ def test_eval_warns_of_figures_that_are_the_references_own(solver, here, capsys,
     monkeypatch.setattr("bespoke_solvers.bank.own_error", lambda *arguments, **options: 0.5)
     arguments = ["--solver", solver, "--samples", 8, "--batch-size", 8, "--out", "results", "--quiet"]
     run("eval", "toy:checkerboard", *arguments)
-    told = "own error, 5e-01, is over a third of the smallest RMSE here"
-    assert f"warning: the exact samples' {told}" in capsys.readouterr().out
+    told = "own RMSE, 5.0e-01, is over a third of the solver"
+    assert f"warning: the reference's {told}" in capsys.readouterr().out
     assert told in Path("results/report.html").read_text()
 
 
@@ -267,6 +267,8 @@ def test_numbers():
         numbers("5-3")
     with pytest.raises(ValueError, match="'8-1001' goes beyond 1,000"):
         numbers("8-1001")
+    with pytest.raises(ValueError, match="more than 1,000,000 numbers"):
+        numbers("0-1000000", LARGEST_SEED)
 
 
 def test_help_names_every_command(capsys):

@@ -116,15 +116,19 @@ def compare(
         grid = (grids or {}).get((name, table.nfe))
         rows.append({"method": name, "nfe": table.nfe, **figures, **({"grid": grid} if grid else {})})
     exact, judged = (judge.exact(bank), judge.count) if judge else ({}, 0)
-    own_error, moments = report.own_error, (report.x1.mean().item(), report.x1.std(correction=0).item())
-    smallest, doubt = min((row["rmse"] for row in rows if row["rmse"] is not None), default=math.inf), None
-    if report.rough_for(smallest):
-        doubt = (
-            f"the exact samples' own error, {own_error:.0e}, is over a third of the smallest RMSE here, "
-            f"{decimals(smallest)}: figures of that size cannot be trusted; give a smaller tolerance, and a new bank"
-        )
-    about = (report.evaluations, own_error, exact, judged, *moments, doubt)
-    return Comparison(rows, len(report.x1), seed, *about, shown)
+    return Comparison(
+        rows,
+        len(report.x1),
+        seed,
+        report.evaluations,
+        report.own_error,
+        exact,
+        judged,
+        reference_mean=report.x1.mean().item(),
+        reference_std=report.x1.std(correction=0).item(),
+        doubt=report.doubt(min((row["rmse"] for row in rows if row["rmse"] is not None), default=math.inf)),
+        shown=shown,
+    )
 
 
 def as_text(comparison: Comparison) -> str:
@@ -205,10 +209,11 @@ def write(
         drawn["paths.png"] = pictures.paths_in_plane(*_paths(bank, solvers[0], tables, comparison.seed))
     if gallery.can_show(model):
         drawn["samples.png"] = pictures.side_by_side(_samples(comparison, bank, solvers), "exact")
-    for name in PICTURES:  # one of an earlier comparison would be taken for one of this
-        (folder / name).unlink(missing_ok=True)
-    for name, figure in drawn.items():
-        pictures.save(figure, folder / name)
+    for name in PICTURES:
+        if name in drawn:
+            pictures.save(drawn[name], folder / name)
+        else:  # that of an earlier comparison would be taken for one of this
+            (folder / name).unlink(missing_ok=True)
     return [folder / name for name in ("results.json", *drawn)]
 
 

@@ -46,9 +46,14 @@ class HeldOut:
     evaluations: float
     own_error: float
 
-    def rough_for(self, error: float) -> bool:
-        """Whether the exact samples are not exact enough for an RMSE of that size."""
-        return self.own_error > max(ROUGH * error, HARMLESS)
+    def doubt(self, error: float) -> str | None:
+        """What speaks against a solver's RMSE of that size, in one sentence: that the samples are not exact enough."""
+        if not self.own_error > max(ROUGH * error, HARMLESS):
+            return None
+        return (
+            f"the reference's own RMSE, {self.own_error:.1e}, is over a third of the solver's, {error:.1e}, and limits "
+            "fits and figures; run the network in full float32 or give the bank a smaller tolerance"
+        )
 
     def first(self, count: int) -> "HeldOut":
         """The first samples alone."""

@@ -256,12 +256,8 @@ def _solver(
     """The solver, with its quality on the reporting set beside that of its base method."""
     table = learner().detach().on(model)
     quality, base = report.quality(table, model), report.quality(learner.base_table().on(model), model)
-    if report.rough_for(quality.rmse):
-        warnings.warn(
-            f"the reference's own RMSE, {report.own_error:.1e}, is over a third of the solver's, {quality.rmse:.1e}, "
-            "and limits the fit and its figures; run the network in full float32 or give the bank a smaller tolerance",
-            stacklevel=3,
-        )
+    if found := report.doubt(quality.rmse):
+        warnings.warn(found, stacklevel=3)
     return Solver(
         table=table,
         family=learner.name,

@@ -49,6 +49,7 @@ FidSamples = Annotated[int, typer.Option(min=2, help="How many samples to measur
 InceptionFile = Annotated[
     Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
 ]
+MANY = 1_000_000
 LARGEST_SEED = 2**32 - 1  # more bits PyTorch's generator does not take, and draws the same again
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
@@ -71,7 +72,7 @@ def of_pipelines(
 
 
 def numbers(text: str, most: int = 1000) -> list[int]:
-    """`0-3,8` -> [0, 1, 2, 3, 8], none of them above `most`."""
+    """`0-3,8` -> [0, 1, 2, 3, 8], none of them above `most`, and at most MANY at once."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -81,6 +82,8 @@ def numbers(text: str, most: int = 1000) -> list[int]:
             raise ValueError(f"{part!r} runs backwards; expected the smaller number first")
         if int(last if dash else first) > most:
             raise ValueError(f"{part!r} goes beyond {most:,}; expected numbers up to that")
+        if dash and int(last) - int(first) >= MANY:
+            raise ValueError(f"{part!r} is more than {MANY:,} numbers; give them in parts")
         found.extend(range(int(first), int(last if dash else first) + 1))
     return found
 

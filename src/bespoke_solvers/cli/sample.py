@@ -53,8 +53,8 @@ def sample(
     as_picture = out.suffix == ".png"
     if as_picture and resolved.decode is None:
         pictures.check_drawable(resolved.shape)
-    names = resolved.noise(chosen[:1]).condition
-    if not as_picture and isinstance(names, dict) and (taken := {"samples", "seeds"} & set(names)):
+    one = None if as_picture else resolved.noise([0]).condition
+    if isinstance(one, dict) and (taken := {"samples", "seeds"} & one.keys()):
         told = " and ".join(sorted(taken))
         raise ValueError(f"the conditions of {model} are named {told}, as what {out} holds beside them; rename them")
     if dry_run:
