@@ -113,6 +113,15 @@ def test_full_float32_is_shared_by_threads(tf32):
     assert (seen, tf32.fp32_precision) == (["ieee"] * 2, "tf32")
 
 
+def test_a_velocity_that_tf32_disturbs_is_no_other_for_that(tf32):
+    """What a network adds to x is small beside it near the noise, where its rounding is not."""
+
+    def velocity(t, x):
+        return (1e-3 if tf32.fp32_precision == "ieee" else 2e-3) * x
+
+    describe(Model(velocity, (32,), schedules.CondOT()))
+
+
 class Net(torch.nn.Module):
     """Its weights want a gradient, whatever x does."""
 

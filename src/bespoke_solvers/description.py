@@ -109,6 +109,11 @@ def fingerprint(model: Model) -> list[float]:
     mixes the samples of a batch or takes a time for each sample for something else; conditions that do not come from
     the generator.
     """
+    with full_float32(torch.device(model.device)):  # TF32 would look like a velocity that is not the same twice
+        return _fingerprint(model)
+
+
+def _fingerprint(model: Model) -> list[float]:
     noise, times, points, values = course(model)
     if not _same(noise.condition, model.noise(range(4)).condition):
         raise ValueError("draw_condition gave other conditions for the same seeds; it must draw from its generator")
