@@ -166,7 +166,7 @@ STAGES: list[dict[str, list[str]]] = [
             f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
         ],
         "tables": [
-            "bench.zoo",
+            "bench.zoo --into docs/zoo.md",
             *(f"bench.tables --store bench/results/{store} --into docs/results.md" for store in STORES),
             f"bench.tables {' '.join(PATHS)} --pictures docs",
         ],

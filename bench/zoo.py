@@ -1,19 +1,21 @@
 """What the zoo's folders hold beside their networks, made from the cells of `bespoke paper`: python -m bench.zoo.
 
-Writes the paper's solvers as a file, and the model card with the FID that was measured. The lanes of the zoo in
-bench.networks measure the cells.
+Writes the paper's solvers as a file, and the model card with the FID that was measured; `--into docs/zoo.md` puts the
+table of all three there. The lanes of the zoo in bench.networks measure the cells.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+from bench.tables import into
 from bespoke_solvers import cells, model_folder, solver, zoo
 from bespoke_solvers.adapters.diffusers import TRAINING, network_time
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 
+METHODS = (plan.RK2, plan.RK2_BESPOKE, plan.NS)
 FITTED = ("objective", "iterations", "best_iteration", "seconds", "evaluations", "seed", "tolerance")
 
 
@@ -39,7 +41,7 @@ def solvers(records: list[cells.Record]) -> list[solver.Solver]:
                     network_time=network_time(table.t).tolist(),
                 )
             )
-    return made
+    return sorted(made, key=lambda each: each.nfe)
 
 
 def fid_section(records: list[cells.Record]) -> str:
@@ -49,17 +51,35 @@ def fid_section(records: list[cells.Record]) -> str:
     (samples,) = {r["samples"] for r in records if r["measured"] == "fid"}
     columns = sorted({nfe for _, nfe in measured})
     lines = [f"| | {' | '.join(f'{nfe} NFE' for nfe in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for method in dict.fromkeys(method for method, _ in measured):
+    for method in METHODS:
         row = [f"{measured[method, nfe]:.2f}" if (method, nfe) in measured else "" for nfe in columns]
         lines.append(f"| {method} | {' | '.join(row)} |")
     own = "" if exact is None else f" The exact solution has {exact:.2f}."
     return f"\n## FID\n\n{samples:,} samples against the training pictures.{own}\n\n" + "\n".join(lines) + "\n"
 
 
+def table(store: cells.Store) -> str:
+    """FID, in percent of the exact samples' too, and RMSE of each method on each network, against NFE."""
+    columns = sorted({nfe for name in zoo.NAMES for nfe in (r["nfe"] for r in store.of(name)) if nfe})
+    lines = [f"| | exact | | {' | '.join(f'{nfe} NFE' for nfe in columns)} |", "|---" * (len(columns) + 3) + "|"]
+    for name in zoo.NAMES:
+        found = {(r["measured"], r["method"], r["nfe"]): r for r in store.of(name)}
+        exact = found["fid", EXACT, 0]["fid"]
+        for method in METHODS:
+            row = []
+            for nfe in columns:
+                fid, error = found.get(("fid", method, nfe)), found.get(("error", method, nfe))
+                judged = f"{fid['fid']:.2f} ({fid['fid'] / exact:.1%}), " if fid else ""
+                row.append(judged + f"{error['rmse']:.4f}" if error else "")
+            lines.append(f"| `{name}` | {exact:.2f} | {method} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, default=Path("bench/results/zoo/cells"))
     parser.add_argument("--out", type=Path, help="write there, rather than into the package")
+    parser.add_argument("--into", type=Path, help="put the table into this page, where its mark is")
     return parser
 
 
@@ -76,6 +96,8 @@ def main() -> None:
         card = model_folder.card(json.loads((folder / TRAINING).read_text())) + fid_section(records)
         write_atomically(out / "README.md", card.encode())
         print(name, *(f"{s.nfe} NFE: RMSE {s.validation['rmse']:.4f}" for s in made))
+    if options.into:
+        into(options.into, {"table zoo": table(store)})
 
 
 if __name__ == "__main__":

@@ -76,8 +76,17 @@ def test_a_network_is_a_folder_to_all_commands(name):
 def made_again(tmp_path_factory):
     """What the benchmark's cells say now."""
     out = tmp_path_factory.mktemp("zoo")
-    subprocess.run([sys.executable, "-m", "bench.zoo", "--out", out], cwd=ROOT, check=True, capture_output=True)
+    page = re.sub(r"(?m)^\| `zoo:.*\n", "", (ROOT / "docs" / "zoo.md").read_text())
+    (out / "zoo.md").write_text(page)
+    command = [sys.executable, "-m", "bench.zoo", "--out", out, "--into", out / "zoo.md"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return out
+
+
+def test_the_page_has_what_was_measured(made_again):
+    expected = [line for line in (made_again / "zoo.md").read_text().splitlines() if line.startswith("| `zoo:")]
+    assert len(expected) == 3 * 3, "three solvers of three networks"
+    assert [line for line in (ROOT / "docs" / "zoo.md").read_text().splitlines() if line in expected] == expected
 
 
 def test_cards_and_solvers_are_those_of_the_cells(name, made_again):
