@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.fid import EXACT
 from bench.frontier import ADAM, DEFAULT, GAUSS_NEWTON, LEARNED, REFINED, TRANSFERRED
+from bench.models import HALF
 from bench.store import Store
 from bespoke_solvers import pictures
 from bespoke_solvers.dedicated import NAMES
@@ -103,7 +104,8 @@ def main() -> None:
             raise SystemExit(f"the store {options.store} has no records of {model}")
         name = model if options.store.name == "frontier" else f"{model} {options.store.name}"
         if "fid" in records[0]:
-            half = store.of(f"{model}@bfloat16")  # its exact solution may stand for that of the network in float32
+            # the exact solution in half precision may stand for that of the network in float32
+            half = [record for precision in HALF for record in store.of(f"{model}@{precision}")]
             records = [r for r in half if r["nfe"] >= FINE and r["seed"] == options.seed] + records
             printed[f"table {name}"] = fid_table(records)
             print(f"\n{model}: FID\n\n{printed[f'table {name}']}")
