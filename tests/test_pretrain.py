@@ -307,7 +307,9 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     code, printed = command(capsys, *arguments, 3, "--batch-size", 4, "--dry-run")
     assert (code, "for 3 steps with 4 pictures in a step, from step 2 on" in printed) == (0, True)
     code, printed = command(capsys, *arguments, 3, "--batch-size", 4)
-    assert (code, "3 steps, 12 pictures" in printed) == (0, True)
+    assert (code, "3 steps, 12 pictures" in printed, "no step was added" in printed) == (0, True, False)
+    code, printed = command(capsys, *arguments, 2, "--batch-size", 4)
+    assert (code, "3 steps" in printed, "more than --steps 2 before, so no step" in printed) == (0, True, True)
     code, printed = command(capsys, *arguments, 3, "--batch-size", 5, "--seed", 1)
     assert (code, len(printed.strip().splitlines())) == (1, 1)
     assert "is of another training: batch_size 4 (here 5); seed 0 (here 1)" in printed

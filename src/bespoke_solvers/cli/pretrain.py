@@ -76,3 +76,5 @@ def pretrain(
         f"{record['seconds'] / 60:.1f} minutes, loss {record['losses'][-1][2]:.4f}"
         + (f", FID {record['fid'][-1][2]:.2f}" if "fid" in record else "")
     )
+    if steps and record["steps"] > steps:
+        typer.echo(f"it had more than --steps {steps} before, so no step was added; give more to go on", err=True)
