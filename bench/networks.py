@@ -169,6 +169,7 @@ STAGES: list[dict[str, list[str]]] = [
         "tables": [
             "bench.zoo --into docs/zoo.md",
             *(f"bench.tables --store bench/results/{store} --into docs/results.md" for store in STORES),
+            "bench.tables --paper bench/results/paper/results.json --into docs/results.md",
             f"bench.tables {' '.join(PATHS)} --pictures docs",
         ],
     },

@@ -1,6 +1,7 @@
 """Tables and pictures from the stores of the benchmarks: python -m bench.tables --help."""
 
 import argparse
+import json
 import re
 from math import inf
 from pathlib import Path
@@ -71,6 +72,16 @@ def costs(records: list[dict[str, Any]], nfe: int) -> str:
     return "\n".join(lines)
 
 
+def statements(results: dict[str, Any]) -> str:
+    """What the results.json of `bespoke paper` says of the paper's statements, and of ours."""
+    lines = ["| statement | in the paper | here |", "|---|---|---|"]
+    for each in results["statements"]:
+        held, count = sum(case["held"] for case in each["cases"]), len(each["cases"])
+        cases = f" ({held} of {count} cases)" if count else ""
+        lines.append(f"| {each['claim']} | {each['label']} | {each['verdict']}{cases} |")
+    return "\n".join(lines)
+
+
 def into(page: Path, printed: dict[str, str]) -> None:
     """Replace the table after each mark by the one that was printed.
 
@@ -90,6 +101,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
+    parser.add_argument(
+        "--paper", type=Path, help="the results.json of `bespoke paper`, whose statements are a table, too"
+    )
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
     return parser
 
@@ -124,12 +138,16 @@ def main() -> None:
             lines = [r | {"nfe": r.get("used", r["nfe"])} for r in records if r in best.values()]
             file = re.sub("[: ]", "-", name)  # with the store's name, unless it is the frontier
             pictures.save(pictures.errors_against_nfe(lines, DEFAULT), options.pictures / f"{file}.png")
-            rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == options.cost_at]
-            longest = {r["method"]: r for r in sorted(rivals, key=lambda r: r["history"][-1][0])}
-            if rivals:
-                shown = [r for r in rivals if r in longest.values()]
-                figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in shown})
-                pictures.save(figure, options.pictures / f"{file}-fits.png")
+            for nfe in (8, options.cost_at):
+                rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == nfe]
+                longest = {r["method"]: r for r in sorted(rivals, key=lambda r: r["history"][-1][0])}
+                if rivals:
+                    shown = [r for r in rivals if r in longest.values()]
+                    figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in shown})
+                    pictures.save(figure, options.pictures / f"{file}-fits-{nfe}.png")
+    if options.paper:
+        printed["statements"] = statements(json.loads(options.paper.read_text()))
+        print(f"\n{printed['statements']}")
     if options.into:
         into(options.into, printed)
 

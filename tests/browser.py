@@ -15,7 +15,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Tab": 9, " ": 32}
 
 CUT_OFF = """[...document.querySelectorAll("body *")].filter((e) => {
-  const box = e.getBoundingClientRect(), hidden = e.closest(".unseen, .headline h2, details pre, svg, option");
+  const box = e.getBoundingClientRect();
+  const hidden = e.closest(".unseen, .headline h2, details pre, svg :not(text), option");
   return !hidden && box.width && (box.left < 0 || box.right > innerWidth + 0.5);
 }).map((e) => e.outerHTML.slice(0, 120))"""
 CONTRASTS = """(() => {

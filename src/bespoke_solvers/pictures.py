@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, EXACT, COLOURS = (
-    "#222222",
-    "#111111",
-    ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d"),
-)
+INK, EXACT = "#222222", "#111111"
+COLOURS = ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d")
 
 DISTANCE = 0.25  # of a picture in [-1, 1] to the exact one, from which on it has the brightest colour
 
@@ -174,7 +171,7 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure = new_figure(11, 3.8 if len(methods) < 15 else 5)
     others = [colour for colour in COLOURS if colour != COLOURS[1]]
-    for axes, key, label in zip(figure.subplots(1, 2), ("rmse", "psnr"), ("RMSE", "PSNR (dB)"), strict=True):
+    for axes, key, label in zip(figure.subplots(1, 2), ("rmse", "psnr"), ("RMSE", PSNR), strict=True):
         for i, method in enumerate(methods):
             chosen = sorted((row["nfe"], row[key]) for row in rows if row["method"] == method)
             own = method == highlight
@@ -194,11 +191,12 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
     return figure
 
 
+PSNR = "PSNR (dB)"
 Panel = tuple[str, str, Mapping[str, Sequence[Sequence[float]]]]  # its title, what is measured, points by name
 
 
 def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str) -> "Figure":
-    """Rows of panels with curves of the same names, on a logarithmic scale; one legend."""
+    """Rows of panels with curves of the same names, on a logarithmic scale but for PSNR; one legend."""
     names = list(dict.fromkeys(name for row in panels for _, _, series in row for name in series))
     others = [name for name in names if name != highlight]
     figure = new_figure(3.7 * len(panels[0]) + 2.2, 3.2 * len(panels))
@@ -216,7 +214,9 @@ def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str) -> "Figure
                     label=name,
                 )
             _style(axes, x, y, title)
-            _log_scale(axes)
+            axes.set_xticks(sorted({at for points in series.values() for at, _ in points}))
+            if y != PSNR:
+                _log_scale(axes)
     found = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=8, frameon=False)
     return figure

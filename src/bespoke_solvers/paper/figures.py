@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("rmse", "rmse_se", "psnr", "fid", "kid", "seconds", "iterations", "best_iteration", "reference_evaluations")
+FIGURED = {"rmse": "RMSE", "psnr": pictures.PSNR, "fid": "FID"}
 SAMPLES = "-samples.png"
 FILES = {
     plan.RK1_VS_RK2: "rk1-vs-rk2",
@@ -33,7 +34,7 @@ def write(results: Results, folder: Path, command: str) -> list[Path]:
     """Write report.html, results.json and the PNG figures; returns the files."""
     found = relations(results)
     write_atomically(folder / "report.html", page.report(results, found, command).encode())
-    content = json.dumps(_rounded(contents(results, found, command)), indent=1, allow_nan=False) + "\n"
+    content = _in_lines(_rounded(contents(results, found, command)))
     write_atomically(folder / "results.json", content.encode())
     drawn = dict(_drawn(results))
     for name, figure in drawn.items():
@@ -65,6 +66,17 @@ def contents(results: Results, found: Sequence[Relation], command: str) -> dict[
         "statements": statements,
         "cells": cells,
     }
+
+
+def _in_lines(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each statement and each cell."""
+
+    def written(value: Any) -> str:
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            return json.dumps(value, allow_nan=False)
+        return "[\n" + ",\n".join(f"  {json.dumps(each, allow_nan=False)}" for each in value) + "\n ]"
+
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {written(value)}" for key, value in content.items()) + "\n}\n"
 
 
 def _rounded(value: Any) -> Any:
@@ -100,18 +112,18 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
 
 
 def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
-    """RMSE against NFE, a panel for each model, and below it FID where it was measured."""
+    """RMSE and PSNR against NFE, a panel for each model, and below them FID where it was measured."""
     models = [model for model in results.models if results.applies(model, experiment)]
     series = {
         (model, figure): results.series(model, results.methods(model, experiment), figure)
         for model in models
-        for figure in ("rmse", "fid")
+        for figure in FIGURED
     }
-    rows = [figure for figure in ("rmse", "fid") if any(series[model, figure] for model in models)]
+    rows = [figure for figure in FIGURED if any(series[model, figure] for model in models)]
     if not rows:
         return None
     titles = {model: f"{model} ({results.parameterisation(model)})" for model in models}
-    grid = [[(titles[model], figure.upper(), series[model, figure]) for model in models] for figure in rows]
+    grid = [[(titles[model], FIGURED[figure], series[model, figure]) for model in models] for figure in rows]
     figure = pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)
     if missing := results.missing(experiment):
         figure.supxlabel(f"not measured: {'; '.join(missing)}", fontsize=8, color=pictures.INK)

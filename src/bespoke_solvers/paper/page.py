@@ -11,7 +11,7 @@ from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.printed import edm
-from bespoke_solvers.paper.relations import RATIO, Relation
+from bespoke_solvers.paper.relations import OURS, RATIO, RK2_RATIO, Relation
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.paper.tables import printed_tables
 from bespoke_solvers.report import (
@@ -87,31 +87,39 @@ def in_paper(experiment: Experiment, text: str) -> str:
 
 
 def headline(results: Results, found: Sequence[Relation]) -> Headline:
-    """How many of the statements held, and what RK2-Bespoke does on each model."""
-    checked = [relation for relation in found if relation.cases]
-    held = [relation for relation in checked if relation.verdict == "held"]
-    failed = [relation for relation in checked if relation.held < len(relation.cases)]
-    if not checked:
-        sentence = "None of the paper's statements could be checked by the experiments that were asked for."
-        return Headline("In short", "Nothing to check", sentence, _in_words(results))
+    """How many times fewer evaluations a sample takes, what that costs, and how many statements held."""
+    nfe = _nfe(results)
+    times = sorted(results.about(model)["reference_evaluations"] / nfe for model in results.models)
+    most = f" to {times[-1]:.0f}" if f"{times[0]:.0f}" != f"{times[-1]:.0f}" else ""
     several = f"{len(results.models)} models" if len(results.models) > 1 else results.models[0]
-    sentence = (
-        f"The paper's experiments, measured again on {several}: of the {len(checked)} statements that could be "
-        f"checked, the paper's and ours, {len(held)} held in every case."
-    )
-    figure = f"{len(checked) - len(failed)} of {len(checked)} statements held"
-    if partly := len(checked) - len(held) - len(failed):
-        sentence += f" {partly} held as far as measured: cases of theirs are missing."
-        figure += " so far"
-    if close := sum(all(case.held or case.clear is False for case in relation.cases) for relation in failed):
-        sentence += f" Of the {len(failed)} that failed, {close} failed by no more than the noise of the figures."
-    return Headline("In short", figure, sentence, _in_words(results))
+    sentence = f"The paper's experiments, measured again on {several}."
+    for whose, own in (("the paper's", False), ("our own", True)):
+        relations = [each for each in found if each.label.startswith(OURS) is own]
+        checked = [each for each in relations if each.cases]
+        failed = [each for each in checked if each.held < len(each.cases)]
+        counted = {
+            "held in every case": sum(each.verdict == "held" for each in checked),
+            "held as far as measured": sum(each.verdict == "held as far as measured" for each in checked),
+            "did not hold": len(failed),
+            "could not be checked": len(relations) - len(checked),
+        }
+        told = ", ".join(f"{count} {what}" for what, count in counted.items() if count)
+        sentence += f" Of {whose} {len(relations)} statements, {told}."
+        if close := [each for each in checked if any(case.clear is False for case in each.decisive)]:
+            sentence += (
+                f" {len(close)} of these verdicts rest{'s' * (len(close) == 1)} on differences within the noise."
+            )
+    return Headline("In short", f"{times[0]:.0f}{most} times fewer evaluations", sentence, _in_words(results, nfe))
 
 
-def _in_words(results: Results) -> list[str]:
-    """A sentence for each model: what the solvers reach with 10 evaluations, or with the fewest measured."""
+def _nfe(results: Results) -> int:
+    """The evaluations that the headline is of: 10, or the fewest measured."""
+    return 10 if 10 in results.counts.nfe else min(results.counts.nfe)
+
+
+def _in_words(results: Results, nfe: int) -> list[str]:
+    """A sentence for each model: what the solvers reach."""
     lines = []
-    nfe = 10 if 10 in results.counts.nfe else min(results.counts.nfe)
     for model in results.models:
         values = {name: results.value(model, name, nfe) for name in (RK2_BESPOKE, NS, RK2)}
         told = ", ".join(f"{name} {significant(value)}" for name, value in values.items() if value is not None)
@@ -129,7 +137,8 @@ def checks(found: Sequence[Relation]) -> Checks:
         "or FID where the statement says so. A case is within the noise if its two RMSE differ by less than twice the "
         "standard error of their difference. That takes their errors as independent; they are of the same noise, which "
         "as a rule makes a difference surer than that. Of FID, and of ratios, no such error is known. Models of one "
-        "shape and guidance that differ in path or prediction are taken to be of the same data."
+        "shape and guidance that differ in path or prediction are taken to be of the same data. The time of a fit is "
+        "by the clock, whatever else the processor did."
     )
     if absent := [relation.claim for relation in found if not relation.cases]:
         text += f" Not checked, for want of measurements or of samples: {'; '.join(absent)}."
@@ -157,16 +166,17 @@ def _verdict(relation: Relation) -> str:
     verdict = f"did not hold in {some}" if failed else f"held in {every}"
     if relation.missing:
         verdict += f" measured (of {count + relation.missing})"
-    decisive = [case for case in relation.cases if case.held is not bool(failed)]
-    if close := sum(case.clear is False for case in decisive):
-        verdict += f", {'all' if close == len(decisive) else close} within the noise"
+    if close := sum(case.clear is False for case in relation.decisive):
+        verdict += f", {'all' if close == len(relation.decisive) else close} within the noise"
     return verdict
 
 
 def _figure(name: str, value: float | None) -> str:
     if value is None:
         return ""
-    return "astray" if value == float("inf") else f"{value:.2f}" if name == RATIO else significant(value)
+    if value == float("inf"):
+        return "astray"
+    return f"{value:.2f}" if name in (RATIO, RK2_RATIO) else f"{value:.1f}" if "%" in name else significant(value)
 
 
 def _choice(results: Results, experiment: Experiment, part: Callable[[str], Section | None]) -> Section | None:
@@ -276,7 +286,7 @@ def provenance(results: Results, command: str) -> Provenance:
         NS: f"the library's default: a non-stationary table, fitted to the ends of the same {counts.paths:,} paths",
         "exact samples": f"dopri5, tolerance {counts.tolerance:g}",
         **({"samples for FID": f"{counts.fid_samples:,}"} if any("fid" in cell for cell in cells) else {}),
-        "on": _distinct(cell["device"] for cell in cells),
+        "on": _devices(cells),
         "with": _distinct(
             ", ".join(f"{name.replace('_', '-')} {version}" for name, version in cell["versions"].items())
             for cell in cells
@@ -292,6 +302,18 @@ def _facts(about: Record) -> dict[str, str]:
     facts = {name: eval_report.in_text(value) for name, value in about["model_is"].items() if value is not None}
     cost, error = about["reference_evaluations"], about["reference_error"]
     return facts | {"exact samples": f"{cost:.0f} evaluations each, exact to RMSE {error:.0e}"}
+
+
+def _devices(cells: Sequence[Record]) -> str:
+    """Each with how many cells it measured, and of which methods where it did not measure most."""
+    by_device: dict[str, list[Record]] = {}
+    for cell in cells:
+        by_device.setdefault(cell["device"], []).append(cell)
+    told = list[str]()
+    for device, own in sorted(by_device.items(), key=lambda pair: -len(pair[1])):
+        methods = ", ".join(dict.fromkeys(cell["method"] for cell in own))
+        told.append(device if not told else f"{device} ({len(own)} of {len(cells)} cells: {methods})")
+    return "; ".join(told)
 
 
 def _distinct(values: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from bespoke_solvers.paper.plan import RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.solver import Solver
 
 FID_ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
+RMSE_ENOUGH = 16  # of fewer, one sample can decide which of two solvers is better
 PARAMETERISATIONS = {  # the paper's names, by path and prediction
     ("CondOT", "flow"): "FM-OT",
     ("Cosine", "flow"): "FM/v-CS",
@@ -64,8 +65,10 @@ class Results:
         return (float("-inf") if figure == "psnr" else float("inf")) if value is None else value
 
     def comparable(self, figure: str) -> Sequence[str]:
-        """The models of which a figure can be compared: none of FID where it is of too few samples."""
-        return self.models if figure != "fid" or self.counts.fid_samples >= FID_ENOUGH else []
+        """The models of which a figure can be compared: none where it is of too few samples."""
+        counts = self.counts
+        enough = counts.fid_samples >= FID_ENOUGH if figure == "fid" else counts.samples >= RMSE_ENOUGH
+        return self.models if enough else []
 
     def series(self, model: str, methods: Sequence[str], figure: str) -> dict[str, list[list[float | int]]]:
         """The finite figures of each method against NFE."""

@@ -1,6 +1,7 @@
 "use strict";
 
 const HUES = 8;
+const LETTER = 7;  // pixels of a label's letter, or nearly so
 const MARKS = ["M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3-3h6v6h-6z", "M0-4.5L4.5 0L0 4.5L-4.5 0z", "M0-4L4 3H-4z"];
 const STAR = "M0-7L2-2.2L7-2.2L3 1L4.5 6L0 3L-4.5 6L-3 1L-7-2.2L-2-2.2z";
 
@@ -83,14 +84,16 @@ function swatch(look) {
     svg("path", { d: look.mark, fill: look.colour, transform: "translate(17 7)" }));
 }
 
-/** Round numbers in a range, a few of them; on a logarithmic scale 1, 2, 5 of each power or the powers alone. */
+/** Round numbers in a range, a few of them; on a logarithmic scale 1, 2, 5 of each power or the powers alone, if these are
+ * enough. */
 function ticks(low, high, log, count = 5) {
   if (log) {
     const powers = [];
     for (let p = Math.floor(Math.log10(low)); p <= Math.log10(high); p++) powers.push(p);
     const stride = Math.ceil(powers.length / 8), factors = powers.length > 3 ? [1] : [1, 2, 5];
-    return powers.filter((_, i) => i % stride === 0).flatMap((p) => factors.map((f) => f * 10 ** p))
+    const found = powers.filter((_, i) => i % stride === 0).flatMap((p) => factors.map((f) => f * 10 ** p))
       .filter((v) => v >= low * 0.999 && v <= high * 1.001);
+    if (found.length > 2) return found;
   }
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const stride = [1, 2, 5, 10].find((f) => f * power >= rough) * power;
@@ -153,9 +156,9 @@ function draw(chart, width, look, { hidden = new Set(), cursor = null, tag = nul
   }
   const tagged = tag && shown.find(([name]) => name === tag.name)?.[1].find((point) => point[0] === tag.x && usable(point));
   if (tagged) {
-    const anchor = px(tag.x) > width * 0.6 ? "end" : "start";
-    made.append(svg("text", { class: "tag", x: px(tag.x) + (anchor === "end" ? -10 : 10), y: Math.max(top + 12, py(tagged[1]) - 10), "text-anchor": anchor },
-      `${tag.name}: ${written(tagged[1], chart.decimals)}`));
+    const text = `${tag.name}: ${written(tagged[1], chart.decimals)}`, half = Math.min(width / 2, LETTER * text.length / 2);
+    const middle = Math.min(Math.max(px(tag.x), half), width - half);
+    made.append(svg("text", { class: "tag", x: middle, y: Math.max(top + 12, py(tagged[1]) - 10), "text-anchor": "middle" }, text));
   }
   const point = (event) => {
     const box = made.getBoundingClientRect(), zoom = width / box.width;
