@@ -101,9 +101,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
-    parser.add_argument(
-        "--paper", type=Path, help="the results.json of `bespoke paper`, whose statements are a table, too"
-    )
+    parser.add_argument("--paper", type=Path, help="the results.json of `bespoke paper`: its statements, as a table")
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
     return parser
 

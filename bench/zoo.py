@@ -12,6 +12,7 @@ from bench.tables import into
 from bespoke_solvers import cells, model_folder, solver, zoo
 from bespoke_solvers.adapters.diffusers import TRAINING, network_time
 from bespoke_solvers.files import write_atomically
+from bespoke_solvers.judge import in_words
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 
@@ -47,14 +48,15 @@ def solvers(records: list[cells.Record]) -> list[solver.Solver]:
 def fid_section(records: list[cells.Record]) -> str:
     """A table for the model card: FID by method and NFE."""
     measured = {(r["method"], r["nfe"]): r["fid"] for r in records if r["measured"] == "fid"}
-    exact = measured.pop((EXACT, 0), None)
+    exact = next((r for r in records if (r["measured"], r["method"]) == ("fid", EXACT)), None)
+    measured.pop((EXACT, 0), None)
     (samples,) = {r["samples"] for r in records if r["measured"] == "fid"}
     columns = sorted({nfe for _, nfe in measured})
     lines = [f"| | {' | '.join(f'{nfe} NFE' for nfe in columns)} |", "|---" * (len(columns) + 1) + "|"]
     for method in METHODS:
         row = [f"{measured[method, nfe]:.2f}" if (method, nfe) in measured else "" for nfe in columns]
         lines.append(f"| {method} | {' | '.join(row)} |")
-    own = "" if exact is None else f" The exact solution has {exact:.2f}."
+    own = "" if exact is None else f" The exact solution has {in_words(exact)}."
     return f"\n## FID\n\n{samples:,} samples against the training pictures.{own}\n\n" + "\n".join(lines) + "\n"
 
 

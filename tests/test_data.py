@@ -61,10 +61,13 @@ def test_a_part_of_cifar_will_do_and_is_told(tmp_path):
         prepare(source, tmp_path / "test", split="test")
 
 
-def test_a_changed_whole_batch_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "own"), [("binary", "test_batch.bin .* 803d5f7f"), ("pickles", "test_batch .* 40351d58")]
+)
+def test_a_changed_whole_batch_is_told(tmp_path, monkeypatch, kind, own):
     monkeypatch.setattr(cifar, "RECORDS", 20)
-    with pytest.warns(UserWarning, match=r"test_batch.bin has the MD5 sum \w+, CIFAR-10's own has 803d5f7f"):
-        prepare(cifar_folder(tmp_path / "a"), tmp_path / "out", split="test")
+    with pytest.warns(UserWarning, match=own.replace(".*", r"has the MD5 sum \w+, CIFAR-10's own has")):
+        prepare(SOURCES[kind](tmp_path / "a"), tmp_path / "out", split="test")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

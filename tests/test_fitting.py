@@ -223,9 +223,11 @@ def test_a_checkpoint_of_another_model_is_refused(model, tmp_path):
     fit(model, checkpoint=tmp_path / "c", **QUICK)
     with pytest.raises(ValueError, match="another fit: schedule"):
         fit(toy.load("toy:checkerboard-vp"), checkpoint=tmp_path / "c", **QUICK)
-    (tmp_path / "c").write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match="no checkpoint of a fit"):
-        fit(model, checkpoint=tmp_path / "c", **QUICK)
+    whole = (tmp_path / "c").read_bytes()
+    for damaged in (b"not a checkpoint", whole[:-100], whole[:5_000], whole[:500], b""):
+        (tmp_path / "c").write_bytes(damaged)
+        with pytest.raises(ValueError, match="no checkpoint of a fit"):
+            fit(model, checkpoint=tmp_path / "c", **QUICK)
 
 
 def test_the_network_is_left_alone(model):

@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -258,6 +259,34 @@ def test_compiling_leaves_no_trace_and_is_not_counted(monkeypatch):
     assert trainings[0].running > 0
     assert torch.equal(trainings[0].running, trainings[1].running)
     assert all(torch.equal(*pair) for pair in zip(*(t.averages for t in trainings), strict=True))
+
+
+def test_the_speed_is_that_of_the_steps_since_it_was_last_told(tmp_path, monkeypatch, capsys):
+    """A step of 8 pictures takes a second, in a run that goes on from step 3 and stops for a checkpoint, too."""
+    now = [0.0]
+    monkeypatch.setattr(pretrain, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pretrain, "REPORT", 5)
+    monkeypatch.setattr(pretrain, "PAUSE", 4.0)
+    step, look = Training.step, Training.look
+
+    def stepped(self, progress):
+        now[0] += 1
+        step(self, progress)
+        if self.steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def looked(self, *arguments):
+        now[0] += 100
+        look(self, *arguments)
+
+    monkeypatch.setattr(Training, "step", stepped)
+    monkeypatch.setattr(Training, "look", looked)
+    for steps in (5, 5, 15):
+        try:
+            train(Plan(TINY, made(), steps=steps), tmp_path)
+        except KeyboardInterrupt:
+            assert steps == 5
+    assert set(re.findall(r"([\d,]+) images/s", capsys.readouterr().err)) == {"8"}
 
 
 def test_the_time_of_compiling_is_none_of_the_limit(monkeypatch, tmp_path):

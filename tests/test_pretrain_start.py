@@ -66,9 +66,10 @@ def test_a_card_tells_all_that_came_before_and_which_fid_is_whose(first):
     one = {"digest": "ab", "steps": 120, "images": 960, "seconds": 60.0, "fid": [[60, 30.0, 9.0], [120, 60.0, 8.0]]}
     two = one | {"start": one | {"digest": "cd"}, "fid": [[60, 30.0, 9.0]]}
     card = model_folder.card(known | {"start": one})
-    assert "| begun from | 960 pictures in 1.0 minutes, FID 8.00 at the end, weights ab |" in card
+    assert "| begun from | 960 pictures in 1.0 minutes, weights ab, FID 8.00 |" in card
     card = model_folder.card(known | {"start": two})
-    assert "| begun from | 1,920 pictures in 2.0 minutes, FID 9.00 after 0.5 minutes of the last, weights ab |" in card
+    assert "| begun from | 1,920 pictures in 2.0 minutes, weights ab |" in card, "its FID is not that of its end"
+    assert f"| in all | {known['images'] + 1920:,} pictures in " in card
     assert "begun from" not in model_folder.card(known)
 
 

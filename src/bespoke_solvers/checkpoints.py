@@ -15,7 +15,7 @@ from bespoke_solvers.description import in_words
 from bespoke_solvers.files import write_atomically
 
 State = dict[str, Any]
-DAMAGED = (RuntimeError, EOFError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
+DAMAGED = (RuntimeError, EOFError, LookupError, TypeError, AttributeError, OSError, pickle.UnpicklingError)
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ A constant x1_hat, or x0_hat, gives DDIM's step. All methods here add to it what
 
 They differ in the times j and in the weights w(h, tau), where h = lambda_t - lambda_s and tau_j = lambda_j - lambda_s
 for data and the negatives of both for noise; those of tAB-DEIS depend on the times t themselves. The end is sigma = 0:
-the x1_hat of the last evaluation.
+the x1_hat of the last evaluation (of `ipndm-ab`, with an extrapolated x0_hat).
 """
 
 import math
@@ -60,6 +60,7 @@ class Seen(NamedTuple):
 
 Look = Callable[[Point, Tensor], Seen]  # evaluates u at a point
 Step = Callable[[Point, Seen, Sequence[Seen]], Tensor]  # x_t from the evaluation s and others
+End = Callable[[Seen, Sequence[Seen]], Tensor]  # the same at sigma = 0
 
 
 def ddim(t: Point, s: Seen) -> Tensor:
@@ -107,10 +108,23 @@ def uni_pc(h: Tensor, tau: Tensor) -> Tensor:
     return halved(h, tau) if len(tau) == 1 else exact(h, tau)
 
 
+def equal_steps(count: int) -> Tensor:
+    """Adams and Bashforth's weights of the predictions before the last one."""
+    weights = {1: [-1 / 2], 2: [-16 / 12, 5 / 12], 3: [-59 / 24, 37 / 24, -9 / 24]}[count]
+    return torch.tensor(weights, dtype=torch.float64)
+
+
 def adams_bashforth(h: Tensor, tau: Tensor) -> Tensor:
     """iPNDM (Liu et al. 2022, Zhang & Chen 2023): the weights of equal steps, whatever the steps are."""
-    equal = {1: [-1 / 2], 2: [-16 / 12, 5 / 12], 3: [-59 / 24, 37 / 24, -9 / 24]}[len(tau)]
-    return -torch.expm1(-h) * torch.tensor(equal, dtype=torch.float64)
+    return -torch.expm1(-h) * equal_steps(len(tau))
+
+
+def extrapolated_end(now: Seen, others: Sequence[Seen]) -> Tensor:
+    """iPNDM's step to sigma = 0, as in diffusers: (x_s - sigma_s x0_hat) / alpha_s with its x0_hat."""
+    if not others:
+        return now.x1
+    beyond = equal_steps(len(others)) @ torch.stack([other.x0 - now.x0 for other in others])
+    return now.x1 - now.at.sigma / now.at.alpha * beyond
 
 
 def step(
@@ -155,6 +169,7 @@ def multistep(
     by: Step = step,
     careful_below: float = 15,
     corrector: bool = False,
+    end: End = lambda now, others: now.x1,
 ) -> Tensor:
     """One evaluation a step, with the last `order` of them in each; fewer at the beginning.
 
@@ -170,7 +185,7 @@ def multistep(
             now = Seen(s, (x - s.alpha * now.x1) / s.sigma, now.x1)
         seen = [now, *seen][: min(order, n - k) if n < careful_below else order]
         x = by(t, now, seen[1:])
-    return look(path[-1], x).x1
+    return end(look(path[-1], x), seen[: order - 1])
 
 
 def singlestep(steps: Iterable[tuple[Point, Point, Point]], rest: Sequence[Point], look: Look, x: Tensor) -> Tensor:
@@ -206,6 +221,7 @@ class Dedicated:
 
 
 DPM, IN_NOISE = partial(step, weights=dpm_solver), partial(step, prediction="x0")
+IPNDM = partial(multistep, order=4, by=partial(IN_NOISE, weights=adams_bashforth), careful_below=0)
 METHODS: dict[str, Dedicated] = {
     "ddim": Dedicated(1, partial(multistep, order=1), "uniform"),
     "dpm-2": Dedicated(2, dpm_2, "log-snr", nfe=range(2, sys.maxsize, 2)),
@@ -213,9 +229,8 @@ METHODS: dict[str, Dedicated] = {
     "dpmpp-3m": Dedicated(2, partial(multistep, order=3, by=DPM), "log-snr"),
     "deis": Dedicated(3, partial(multistep, order=3, by=IN_NOISE), "uniform"),  # diffusers' kind, in log(sigma / alpha)
     "deis-tab": Dedicated(4, partial(multistep, order=4, by=step_in_time, careful_below=0), "quadratic"),
-    "ipndm": Dedicated(
-        2, partial(multistep, order=4, by=partial(IN_NOISE, weights=adams_bashforth), careful_below=0), "uniform"
-    ),
+    "ipndm": Dedicated(2, IPNDM, "uniform"),
+    "ipndm-ab": Dedicated(1, partial(IPNDM, end=extrapolated_end), "uniform"),  # diffusers', whose last step is long
     "unipc": Dedicated(
         3,
         partial(multistep, order=3, by=partial(step, weights=uni_pc), careful_below=math.inf, corrector=True),

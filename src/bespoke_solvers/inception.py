@@ -241,7 +241,7 @@ def _read(path: Path, network: Inception) -> dict[str, Tensor]:
         raise ValueError(f"there is no file {path} of Inception's weights; fetch {URL}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:  # a cut file may be any of these
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{path} is damaged or no file of weights ({reason}); fetch {URL}") from error
     if not isinstance(content, dict):

@@ -156,16 +156,16 @@ scaled to [-1, 1] and flipped at random.
 
 
 def _begun(record: dict[str, Any]) -> str:
-    """A row of the card: what came before the training, if it did not begin with new weights."""
+    """Rows of the card: what came before the training, if it did not begin with new weights."""
     before = trainings(record)[1:]
     if not before:
         return ""
     images, seconds = (sum(each[name] for each in before) for name in ("images", "seconds"))
-    begun, measured = before[0], ""
-    if begun.get("fid"):
-        steps, when, value = begun["fid"][-1]
-        when = "at the end" if steps == begun["steps"] else f"after {when / 60:.1f} minutes of the last"
-        measured = f", FID {value:.2f} {when}"
-    by = f": `{begun['command']}`" if begun.get("command") else ""
-    told = f"{images:,} pictures in {seconds / 60:.1f} minutes{measured}, weights {begun['digest']}{by}"
-    return f"\n| begun from | {told} |"
+    told = f"{images:,} pictures in {seconds / 60:.1f} minutes, weights {before[0]['digest']}"
+    last = before[0].get("fid") or [(None, 0.0, 0.0)]
+    if last[-1][0] == before[0].get("steps"):
+        told += f", FID {last[-1][2]:.2f}"
+    commands = [f"`{each['command']}`" for each in before if each.get("command")]
+    told += ": " * bool(commands) + ", begun from ".join(commands)
+    whole = f"{record['images'] + images:,} pictures in {(record['seconds'] + seconds) / 60:.1f} minutes"
+    return f"\n| begun from | {told} |\n| in all | {whole} |"

@@ -293,23 +293,22 @@ def train(
             training.resume(state)
             bar.set_description(f"{plan.config.name}, from step {training.steps}")
         training.compile()
-        paused = reported = time.monotonic()
-        began = paused - training.seconds
-
+        paused = time.monotonic()
+        began, since = paused - training.seconds, (paused, training.steps)
         while (done := plan.progress(training.steps, training.seconds)) < 1 and not asked:
             training.step(done)
             training.seconds = (now := time.monotonic()) - began
             if training.steps % REPORT == 0:
                 training.report()
-                speed = REPORT * plan.config.batch_size / (time.monotonic() - reported)
-                reported = time.monotonic()
+                speed = (training.steps - since[1]) * plan.config.batch_size / (time.monotonic() - since[0])
+                since = time.monotonic(), training.steps
                 bar.set_postfix_str(f"loss {training.history[-1][2]:.4f}, {speed:,.0f} images/s", refresh=False)
             bar.update(min(1.0, plan.progress(training.steps, training.seconds)) - bar.n)
             if now - paused > PAUSE:
                 checkpoints.write(checkpoint, training.state())
                 training.look(out, rate)
-                paused = reported = time.monotonic()
-                began += paused - now
+                paused = time.monotonic()
+                since, began = (paused, training.steps), began + paused - now
         checkpoints.write(checkpoint, training.state())
         if asked:
             raise KeyboardInterrupt

@@ -26,6 +26,12 @@ MD5 = {
     "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
     "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 
 
@@ -80,14 +86,14 @@ def _binary(content: bytes, name: str) -> Portion:
             f"{name} has {len(content):,} bytes; expected {RECORDS * length:,}, which is {RECORDS:,} records of "
             f"{length:,} bytes, or fewer whole records; the file is truncated, damaged or another one: fetch it again"
         )
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if count == RECORDS and found != MD5[name]:
-        warnings.warn(f"{name} has the MD5 sum {found}, CIFAR-10's own has {MD5[name]}: a changed file?", stacklevel=2)
     records = np.frombuffer(content, np.uint8).reshape(count, length)
-    return _portion(records[:, 1:], records[:, 0].astype(np.int64), name)
+    return _portion(records[:, 1:], records[:, 0].astype(np.int64), content, name)
 
 
-def _portion(pixels: UInt8[np.ndarray, "k _"], labels: Int64[np.ndarray, " k"], name: str) -> Portion:
+def _portion(pixels: UInt8[np.ndarray, "k _"], labels: Int64[np.ndarray, " k"], content: bytes, name: str) -> Portion:
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if len(labels) == RECORDS and found != MD5[name]:
+        warnings.warn(f"{name} has the MD5 sum {found}, CIFAR-10's own has {MD5[name]}: a changed file?", stacklevel=2)
     wrong = np.flatnonzero((labels < 0) | (labels >= len(CLASSES)))
     if len(wrong):
         raise ValueError(
@@ -132,4 +138,4 @@ def _pickled(content: bytes, name: str) -> Portion:
         if labels.shape != (count,) or labels.dtype.kind != "i":
             raise ValueError(f"it has {count:,} pictures, and {labels.size:,} labels of type {labels.dtype}")
         pixels = np.frombuffer(raw, np.uint8).reshape(count, PIXELS)
-    return _portion(pixels, labels.astype(np.int64), name)
+    return _portion(pixels, labels.astype(np.int64), content, name)
