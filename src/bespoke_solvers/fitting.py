@@ -109,7 +109,7 @@ def fit(
         raise ValueError(f"the given family has {learner.nfe} evaluations, but nfe = {nfe} was asked for")
     names = stages_of(learner, objective, effort, start is not None, paths == "fresh", learning_rate)
     learning_rate = LEARNING_RATE if learning_rate is None else learning_rate
-    paths, steps = _amounts(model, learner, objective, effort, names, paths, iterations)
+    paths, steps = amounts(model, learner, objective, effort, names, paths, iterations)
     if start is not None and isinstance(learner, NonStationary):
         learner.load_table(start.off(model))
     validation_paths = enough(model, VALIDATION_PATHS) if validation_paths is None else validation_paths
@@ -227,7 +227,7 @@ def _default(family: Family, effort: str | None) -> Effort:
     return EFFORTS[effort or "medium"] if isinstance(family, NonStationary) else PAPER
 
 
-def _amounts(
+def amounts(
     model: Model,
     family: Family,
     objective: str | Loss | None,

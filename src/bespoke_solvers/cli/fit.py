@@ -98,6 +98,7 @@ def fit(
     learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh, learning_rate)
+        fitting.amounts(resolved, learner, objective, effort, stages, "fresh" if fresh else paths, iterations)
         if start not in (None, "best"):
             dedicated.baseline(start, n, resolved)
     guided = None if resolved.guidance is None else f"w{resolved.guidance:g}"
