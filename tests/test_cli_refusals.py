@@ -47,7 +47,7 @@ REFUSALS = {
     f"fit own:model --fresh {FIT}": "--paths 8 does not go with it",
     "fit own:model --fresh --nfe 8 --out s.json": "new paths in every iteration are for the bound",
     "fit own:model --nfe 8 --family rk2 --effort low --out s.json": "effort 'low' for rk2",
-    f"fit own:model --objective closed-form --iterations 5 --dry-run {FIT}": "closed-form cannot have 5 iterations",
+    f"fit own:model --objective closed-form --dry-run {FIT}": "closed-form cannot have 25 iterations",
     "fit own:model --nfe 8 --tolerance 0 --out s.json": "the tolerance must be positive",
     f"fit own:model --family rk2 --start euler {FIT}": "has a start of its own",
     f"fit own:model --fid nowhere {FIT}": "there is no nowhere; expected a folder of bespoke data, or an .npz file",

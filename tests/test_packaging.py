@@ -34,6 +34,12 @@ def test_pip_install_gives_the_command(tmp_path):
     digits = subprocess.run([venv / "bin" / "python", "-c", code], check=True, capture_output=True, text=True)
     assert digits.stdout == "(1, 8, 8)\n", "the data travels with the package"
     assert digits.stderr == ""
+    used = ["--solver", "zoo:cifar10-fm-ot", "--nfe", "8", "--seeds", "0", "--out", "one.png", "--quiet"]
+    drawn = [venv / "bin" / "bespoke", "sample", "zoo:cifar10-fm-ot", *used]
+    subprocess.run(drawn, check=True, cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "one.png").stat().st_size > 1000, "so do the zoo's networks and solvers, as the demo needs them"
+    for name in ("transformers", "accelerate"):
+        assert not list(venv.glob(f"lib/*/site-packages/{name}")), "which would hide that they are needed"
     (installed,) = venv.glob("lib/*/site-packages/bespoke_solvers")
     for folder, _, names in os.walk(PACKAGE):
         if "__pycache__" not in folder:
