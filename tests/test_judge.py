@@ -108,7 +108,7 @@ def test_a_table_that_went_astray_has_no_fid(real):
     found = comparison.compare(Bank(wild, batch_size=8), {"wild": [broken]}, 0, 8, judge=judge)
     assert found.rows[0]["rmse"] is None
     assert "fid" not in found.rows[0]
-    assert comparison.as_text(found).count("went astray") == 2
+    assert comparison.as_text(found).count("went astray") == 3
     few = Judge(real, features, count=16, noise_set="choose")
     assert few.fid(type(far)(far.t, far.a * 1e39, far.b), wild) == float("inf")
 
@@ -173,6 +173,8 @@ def test_the_command(folder, tmp_path, monkeypatch):
     assert ran.exit_code == 0, ran.output
     assert asked == [weights]
     assert "FID at NFE" in ran.output
+    assert "KID at NFE, in thousandths" in ran.output
+    assert "exact samples: " in ran.output
     assert "on 8 samples" in ran.output
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written["judged"] == 8

@@ -134,7 +134,7 @@ def compare(
 def as_text(comparison: Comparison) -> str:
     """RMSE / PSNR, a line for each method and a column for each NFE; blank where a method cannot have that NFE.
 
-    Below it FID in the same way, if there is any.
+    Below it FID and KID in the same way, if there are any.
     """
     lines = _grid("RMSE / PSNR at NFE", comparison.rows, _cell)
     lines.append(
@@ -161,6 +161,9 @@ def as_text(comparison: Comparison) -> str:
         lines += ["", *_grid("FID at NFE", comparison.rows, lambda row: _share(row.get("fid"), exact))]
         told = in_words(comparison.exact)
         lines.append(f"and in percent of the exact samples', {told}; on {comparison.judged:,} samples")
+    if "kid" in comparison.exact:
+        lines += ["", *_grid("KID at NFE, in thousandths", comparison.rows, lambda row: _thousandths(row.get("kid")))]
+        lines.append(f"exact samples: {_thousandths(comparison.exact['kid'])}")
     return "\n".join(lines)
 
 
@@ -177,6 +180,10 @@ def _grid(title: str, rows: Sequence[dict[str, Any]], cell: Callable[[dict[str, 
 
 def _share(found: float | None, exact: float) -> str:
     return "went astray" if found is None else f"{found:.2f} ({100 * found / exact:.0f} %)"
+
+
+def _thousandths(found: float | None) -> str:
+    return "went astray" if found is None else f"{1000 * found:.2f}"
 
 
 def _cell(row: dict[str, Any]) -> str:
