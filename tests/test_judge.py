@@ -189,3 +189,34 @@ def test_the_command(folder, tmp_path, monkeypatch):
     dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
     assert "on 8 samples for FID" in dry.output
     assert not (tmp_path / "other").exists()
+
+
+def test_a_comparison_that_was_interrupted_measures_fid_once(folder, tmp_path, monkeypatch):
+    """Of four tables and the exact samples, one is judged when it is stopped; the others are when it goes on."""
+    monkeypatch.setattr(inception, "load", lambda path: features)
+    runner, judged, own = CliRunner(), [], Judge._judged
+
+    def counted(self, by, model):
+        judged.append(by)
+        if len(judged) == 2:
+            raise KeyboardInterrupt
+        return own(self, by, model)
+
+    monkeypatch.setattr(Judge, "_judged", counted)
+    solver = tmp_path / "s.json"
+    few = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--quiet"]
+    runner.invoke(app, ["fit", "toy:digits", "--nfe", "3", "--effort", "low", *few, "--out", str(solver)])
+    arguments = ["eval", "toy:digits", "--solver", str(solver), "--nfe", "4", "--baselines", "euler,midpoint"]
+    arguments += ["--fid", str(folder), "--inception", "weights.pth", "--samples", "8", "--quiet"]
+    arguments += ["--out", str(tmp_path / "out"), "--fid-samples"]
+    assert runner.invoke(app, [*arguments, "8"]).exit_code != 0
+    ran = runner.invoke(app, [*arguments, "8"])
+    assert ran.exit_code == 0, ran.output
+    assert len(judged) == 2 + 4
+    before = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert runner.invoke(app, [*arguments, "8"]).exit_code == 0
+    assert len(judged) == 2 + 4, "all of it is known"
+    again = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (again["rows"], again["exact"]) == (before["rows"], before["exact"])
+    runner.invoke(app, [*arguments, "16"])
+    assert len(judged) == 2 + 4 + 5, "of other samples it is not"

@@ -2,8 +2,9 @@
 
 import dataclasses
 import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from bespoke_solvers import data, fid, portfolio
 from bespoke_solvers.bank import Bank
+from bespoke_solvers.cells import Record, Store
+from bespoke_solvers.description import describe
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import Draw
 from bespoke_solvers.metrics import decimals
@@ -22,6 +25,7 @@ from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model, NoiseSet
 
 KEPT = 10_000  # features of each set, for KID
+KEY = ("model", "method", "nfe", "on")  # of a judge's store
 STAND_IN, FINE = "ipndm", 60  # a solver, and so many evaluations, which may stand for the exact samples
 FEW, CLOSE = 32, 0.01  # samples to see by whether it does, and the RMSE to them that FID does not see
 
@@ -31,6 +35,7 @@ class Judge:
     """The statistics of the real pictures, and on how many samples of which noise a table is judged.
 
     copies: the model on further devices, which share the work with that of the model itself.
+    store: keeps what was measured (its key is `KEY`), so that a run that was interrupted need not measure it again.
     """
 
     real: fid.Statistics
@@ -41,10 +46,12 @@ class Judge:
     noise_set: NoiseSet = "report"
     copies: Sequence[Model] = ()
     progress: bool = False
+    store: Store | None = None
 
     def table(self, table: Table, model: Model) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
-        return self._figures(self._samples(table, model))
+        numbers = [table.t, table.a, table.b]
+        return self._kept(model, f"table {_digest(numbers)}", table.nfe, lambda: self._judged(table, model))
 
     def fid(self, table: Table, model: Model) -> float:
         """FID alone, to choose by: `fit(rate=judge.fid)`, of a judge with the noise set `choose`.
@@ -62,18 +69,33 @@ class Judge:
 
         A solver with a fraction of their evaluations stands for them where it comes close; `by` then says which one.
         """
+        what = f"exact to {bank.rtol:g} and {bank.atol:g}, {bank.batch_size} at a time"
+        return self._kept(bank.model, what, 0, lambda: self._exact(bank))
+
+    def _exact(self, bank: Bank) -> dict[str, Any]:
         choose, report = (held_out(bank, noise_set, self.seed, FEW) for noise_set in ("choose", "report"))
         fine = portfolio.best([STAND_IN], FINE, bank.model, choose)
         apart = report.quality(fine.table, bank.model).rmse if fine else math.inf
         if fine is None or not apart < CLOSE:
             return dict(self.solved(bank.model, bank.rtol))
-        return self.table(fine.table, bank.model) | {"by": f"{fine.name}, {FINE} NFE, {decimals(apart)} from them"}
+        return self._judged(fine.table, bank.model) | {"by": f"{fine.name}, {FINE} NFE, {decimals(apart)} from them"}
 
     def solved(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples themselves."""
-        return self._figures(
-            self._samples(lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1, model)
-        )
+        return self._judged(lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1, model)
+
+    def _judged(self, by: Table | Draw, model: Model) -> dict[str, float]:
+        return self._figures(self._samples(by, model))
+
+    def _kept(self, model: Model, what: str, nfe: int, measure: Callable[[], Record]) -> Record:
+        """What was measured, from the store where it has it; an error is nothing to keep."""
+        if self.store is None:
+            return measure()
+        known = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=str).encode()).hexdigest()[:16]
+        on = f"{self.count} of {self.noise_set} {self.seed}, to {_digest([self.real.mean, self.real.covariance])}"
+        found = self.store.cell(dict(zip(KEY, (known, what, nfe, on), strict=True)), measure)
+        assert found is not None
+        return {name: found[name] for name in ("fid", "kid", "by") if name in found}
 
     def _samples(self, by: Table | Draw, model: Model) -> Iterator[Tensor]:
         where: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
@@ -86,6 +108,10 @@ class Judge:
         if fewest >= 2:
             figures["kid"] = fid.kid(drawn.features, self.real.features, subset_size=fewest).mean
         return figures
+
+
+def _digest(numbers: Sequence[Tensor]) -> str:
+    return hashlib.sha256(b"".join(each.detach().cpu().numpy().tobytes() for each in numbers)).hexdigest()[:16]
 
 
 def in_words(exact: Mapping[str, Any]) -> str:

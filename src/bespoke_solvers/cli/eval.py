@@ -1,5 +1,6 @@
 """bespoke eval."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from bespoke_solvers import comparison, dedicated, eval_report, portfolio
 from bespoke_solvers.bank import GIB, Bank
+from bespoke_solvers.cells import Store
 from bespoke_solvers.cli.common import (
     SOLVER,
     DryRun,
@@ -27,9 +29,10 @@ from bespoke_solvers.cli.common import (
     of_pipelines,
     output_folder,
     solvers,
+    without_folders,
 )
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.judge import FINE, check_real
+from bespoke_solvers.judge import FINE, KEY, check_real
 from bespoke_solvers.models import copies, resolve
 
 
@@ -103,6 +106,8 @@ def eval(
         several = copies(model, guidance, **more)
         by = judge(fid, inception, fid_samples, seed, batch_size, "report", copies=several, progress=not quiet)
     output_folder(out)
+    if by:
+        by = dataclasses.replace(by, store=Store(out / "fid", KEY, without_folders()))
     kept = Bank(resolved, bank or out / "bank", batch_size=batch_size, budget=4 * GIB, rtol=tolerance, atol=tolerance)
     grids: dict[tuple[str, int], str] = {}
     if any(name in dedicated.METHODS for name in names):
