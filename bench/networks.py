@@ -25,8 +25,8 @@ FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {lef
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 ALONE = (  # with nothing beside it, and as much to choose by and as exact as by default: the seconds of a fit
-    f"bench.frontier --models {{models}} cifar10-fm-ot {' '.join(zoo.NAMES)} --batch-size 64 --choose 64 "
-    f"--tolerance 1e-5 --nfe 10 --method '{DEFAULT}' --store bench/results/alone"
+    "bench.frontier --models {models} cifar10-fm-ot --batch-size 64 --choose 64 --tolerance 1e-5 --nfe 10 "
+    f"--method '{DEFAULT}' --store bench/results/alone"
 )
 EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
 DEDICATED = f"--method {shlex.join(dedicated.NAMES)}"
