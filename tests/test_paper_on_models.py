@@ -15,7 +15,7 @@ ADAM = ["--adam", "250", "--learning-rate", "1e-2", "--validate-every", "50"]
 COUNTS = ["--paths", "128", "--choose", "512", "--samples", "512"]
 SETTINGS = [*COUNTS, "--batch-size", "32", "--tolerance", "1e-5", *ADAM]
 ZOO = ["zoo:cifar10-fm-ot", "zoo:cifar10-eps-vp"]
-FEW = ["--nfe", "6", "--paths", "4", "--batch-size", "4", "--choose", "4", "--samples", "4", "--tolerance", "3e-3"]
+FEW = ["--nfe", "6", "--paths", "4", "--batch-size", "4", "--choose", "4", "--samples", "16", "--tolerance", "3e-3"]
 
 
 def errors(folder):

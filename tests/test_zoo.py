@@ -144,7 +144,7 @@ def test_the_demo_tells_the_whole_story_within_8000_evaluations(tmp_path, capsys
 def test_the_papers_experiments_run_on_them(tmp_path):
     """One of them, at reduced counts, on two networks; in a process of its own, without the shape checks."""
     counts = (
-        "--nfe 8 --paths 4 --choose 4 --samples 4 --batch-size 4 --iterations 8 --learning-rate 2e-2 --tolerance 3e-3"
+        "--nfe 8 --paths 4 --choose 4 --samples 16 --batch-size 4 --iterations 8 --learning-rate 2e-2 --tolerance 3e-3"
     )
     chosen = ["--only", "fig_a:transferred_ablation", *counts.split(), "--quiet", "--out", tmp_path]
     command = [
