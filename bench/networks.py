@@ -34,7 +34,7 @@ OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
 BOUND = f"--method {shlex.join(BY_BOUND.values())} --learning-rate 2e-2 --adam 150"
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
-IN_HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
+HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
 TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
@@ -47,7 +47,7 @@ ZOO = (
     "--batch-size 128 --iterations 150 --learning-rate 2e-2 --only tab:cifar10_a --only fig_a:transferred_ablation "
     "--fid-samples 10000 --real {real} --inception {weights} --quiet"
 )
-HALF = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # whose FID is that in float32 to 0.5 %
+STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # whose FID is that in float32 to 0.5 %
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
 STORES = ("frontier", "paths", "fid")  # of which docs/results.md has tables
@@ -102,7 +102,7 @@ STAGES: list[dict[str, list[str]]] = [
         "fm-ot": [
             f"{UNGUIDED} cifar10-fm-ot {EVERY} {END_POINT}",
             *_by_bound("cifar10-fm-ot"),
-            f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 {IN_HALF}",
+            f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 {HALF}",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 400 --learning-rate 1e-2",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
             *_paths([128, 256, 512, 1024]),
@@ -134,11 +134,11 @@ STAGES: list[dict[str, list[str]]] = [
             f"{UNGUIDED} {' '.join(PATHS)} --store bench/results/fine --nfe 60 --method ipndm",
             *(
                 f"{FID} {name} --frontier bench/results/fine --nfe 60 --method ipndm"
-                for name in (*PATHS, *(f"{name}@{half}" for name, half in HALF.items()), "cifar10-eps-vp@bfloat16")
+                for name in (*PATHS, *(f"{name}@{half}" for name, half in STAND_INS.items()), "cifar10-eps-vp@bfloat16")
             ),
             *(
                 f"{FID} {name}@{half} --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000"
-                for name, half in HALF.items()
+                for name, half in STAND_INS.items()
             ),
         ],
         "exact": [

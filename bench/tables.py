@@ -136,7 +136,7 @@ def main() -> None:
             lines = [r | {"nfe": r.get("used", r["nfe"])} for r in records if r in best.values()]
             file = re.sub("[: ]", "-", name)  # with the store's name, unless it is the frontier
             pictures.save(pictures.errors_against_nfe(lines, DEFAULT), options.pictures / f"{file}.png")
-            for nfe in (8, options.cost_at):
+            for nfe in sorted({8, options.cost_at}):
                 rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == nfe]
                 longest = {r["method"]: r for r in sorted(rivals, key=lambda r: r["history"][-1][0])}
                 if rivals:

@@ -47,14 +47,13 @@ def solvers(records: list[cells.Record]) -> list[solver.Solver]:
 
 def fid_section(records: list[cells.Record]) -> str:
     """A table for the model card: FID by method and NFE."""
-    measured = {(r["method"], r["nfe"]): r["fid"] for r in records if r["measured"] == "fid"}
-    exact = next((r for r in records if (r["measured"], r["method"]) == ("fid", EXACT)), None)
-    measured.pop((EXACT, 0), None)
-    (samples,) = {r["samples"] for r in records if r["measured"] == "fid"}
+    measured = {(r["method"], r["nfe"]): r for r in records if r["measured"] == "fid"}
+    (samples,) = {r["samples"] for r in measured.values()}
+    exact = measured.pop((EXACT, 0), None)
     columns = sorted({nfe for _, nfe in measured})
     lines = [f"| | {' | '.join(f'{nfe} NFE' for nfe in columns)} |", "|---" * (len(columns) + 1) + "|"]
     for method in METHODS:
-        row = [f"{measured[method, nfe]:.2f}" if (method, nfe) in measured else "" for nfe in columns]
+        row = [f"{measured[method, nfe]['fid']:.2f}" if (method, nfe) in measured else "" for nfe in columns]
         lines.append(f"| {method} | {' | '.join(row)} |")
     own = "" if exact is None else f" The exact solution has {in_words(exact)}."
     return f"\n## FID\n\n{samples:,} samples against the training pictures.{own}\n\n" + "\n".join(lines) + "\n"
@@ -62,7 +61,7 @@ def fid_section(records: list[cells.Record]) -> str:
 
 def table(store: cells.Store) -> str:
     """FID, in percent of the exact samples' too, and RMSE of each method on each network, against NFE."""
-    columns = sorted({nfe for name in zoo.NAMES for nfe in (r["nfe"] for r in store.of(name)) if nfe})
+    columns = sorted({r["nfe"] for name in zoo.NAMES for r in store.of(name)} - {0})
     lines = [f"| | exact | | {' | '.join(f'{nfe} NFE' for nfe in columns)} |", "|---" * (len(columns) + 3) + "|"]
     for name in zoo.NAMES:
         found = {(r["measured"], r["method"], r["nfe"]): r for r in store.of(name)}

@@ -162,10 +162,9 @@ def _begun(record: dict[str, Any]) -> str:
         return ""
     images, seconds = (sum(each[name] for each in before) for name in ("images", "seconds"))
     told = f"{images:,} pictures in {seconds / 60:.1f} minutes, weights {before[0]['digest']}"
-    last = before[0].get("fid") or [(None, 0.0, 0.0)]
-    if last[-1][0] == before[0].get("steps"):
-        told += f", FID {last[-1][2]:.2f}"
-    commands = [f"`{each['command']}`" for each in before if each.get("command")]
-    told += ": " * bool(commands) + ", begun from ".join(commands)
+    if (fid := before[0].get("fid")) and fid[-1][0] == before[0]["steps"]:
+        told += f", FID {fid[-1][2]:.2f}"
+    if commands := [f"`{each['command']}`" for each in before if each.get("command")]:
+        told += f": {', begun from '.join(commands)}"
     whole = f"{record['images'] + images:,} pictures in {(record['seconds'] + seconds) / 60:.1f} minutes"
     return f"\n| begun from | {told} |\n| in all | {whole} |"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INK, EXACT = "#222222", "#111111"
 COLOURS = ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d")
+PSNR = "PSNR (dB)"
 
 DISTANCE = 0.25  # of a picture in [-1, 1] to the exact one, from which on it has the brightest colour
 
@@ -191,7 +192,6 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
     return figure
 
 
-PSNR = "PSNR (dB)"
 Panel = tuple[str, str, Mapping[str, Sequence[Sequence[float]]]]  # its title, what is measured, points by name
 
 

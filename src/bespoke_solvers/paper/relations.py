@@ -273,9 +273,9 @@ def _near_exact(results: Results) -> Iterator[Case | None]:
         most = WITHIN.get(results.parameterisation(model))
         if most is not None:
             own, exact = (results.value(model, *at, "fid") for at in ((RK2_BESPOKE, LOW_NFE), (EXACT, 0)))
-            ratio = None if own is None or exact is None else 100 * own / exact
-            values = {RK2_BESPOKE: own, EXACT: exact, PERCENT: ratio}
-            yield _case(model, LOW_NFE, values, lambda own, exact, _, most=most: own <= most * exact)
+            percent = None if own is None or exact is None else 100 * own / exact
+            values = {RK2_BESPOKE: own, EXACT: exact, PERCENT: percent}
+            yield _case(model, LOW_NFE, values, lambda own, exact, percent, most=most: percent <= 100 * most)
 
 
 def _shares(results: Results, most: float) -> Iterator[Case | None]:
