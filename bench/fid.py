@@ -13,7 +13,11 @@ import torch
 from bench.models import full_precision, load
 from bench.store import Store, table_of
 from bespoke_solvers import dedicated, inception
-from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.fid import Draw
+from bespoke_solvers.judge import Judge, exactly, real_pictures
+from bespoke_solvers.paper import plan
+from bespoke_solvers.table import Table
+from bespoke_solvers.velocity import Model
 
 EXACT = "dopri5"
 
@@ -33,6 +37,15 @@ def _chosen_by(record: dict[str, Any]) -> float:
     return min((row[2] for row in record.get("history", []) if row[2] is not None), default=0.0)
 
 
+def solver(record: dict[str, Any], model: Model) -> Table | Draw:
+    """What draws the samples of a record: its table, the baseline that it names, or the exact solution."""
+    if "table" in record:
+        return table_of(record)
+    if "name" in record:
+        return dedicated.baseline(record["name"], record["used"], model)
+    return exactly(record["tolerance"])
+
+
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="cifar10-fm-ot, cifar10-eps-vp@bfloat16, ...")
@@ -49,11 +62,14 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--compile", action="store_true", help="compile the network; samples must fill their batches")
     parser.add_argument("--frontier", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--store", type=Path, default=Path("bench/results/fid"))
+    parser.add_argument("--statistics", type=Path, help="a folder that keeps those of the samples, as .npz")
     return parser
 
 
 def main() -> None:
     options = arguments().parse_args()
+    if options.statistics:
+        options.statistics.mkdir(parents=True, exist_ok=True)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     model = load(options.model, options.models, options.device, compiled=options.compile)
     features = inception.load(options.weights, options.device)
@@ -63,19 +79,18 @@ def main() -> None:
     frontier, store = Store(options.frontier), Store(options.store)
     for method in options.method:
         for nfe in options.nfe if method != EXACT else [0]:
-            record = {"budget": "", "tolerance": options.tolerance}
+            record: dict[str, Any] = {"budget": "", "tolerance": options.tolerance}
             if method != EXACT:
                 record = record_of(frontier, full_precision(options.model), method, nfe, options.seed)
             own = {"model": options.model, "method": method, "nfe": nfe, "seed": options.seed}
             key = own | {"samples": options.samples} | {name: record[name] for name in ("budget", "tolerance")}
 
-            def measure(record: dict[str, Any] = record, method: str = method) -> dict[str, Any]:
-                if method == EXACT:
-                    return dict(judge.solved(model, options.tolerance))
+            def measure(record: dict[str, Any] = record, key: dict[str, Any] = key) -> dict[str, Any]:
+                drawn = judge.drawn(solver(record, model), model)
+                if options.statistics:
+                    drawn.save(options.statistics / (plan.file_name(" ".join(map(str, key.values()))) + ".npz"))
                 known = {name: record[name] for name in ("rmse", "name", "used") if name in record}
-                fitted = "table" in record
-                table = table_of(record) if fitted else dedicated.baseline(record["name"], record["used"], model)
-                return known | judge.table(table, model)
+                return known | judge.figures(drawn)
 
             store.cell(key, measure)
 

@@ -301,6 +301,7 @@ def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
 
     def measure(*methods, nfe):
         options = ["--real", "real.npz", "--samples", "128", "--batch-size", "64", "--nfe", nfe, "--method", *methods]
+        options += ["--statistics", "kept"]
         monkeypatch.setattr(sys, "argv", ["fid.py", "toy:digits", "--frontier", "frontier", "--store", "fid", *options])
         command.main()
 
@@ -314,6 +315,8 @@ def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "frontier" / "toy-digits.jsonl").read_text().splitlines()[-1])
     table = Table(*(torch.tensor(kept["table"][name], dtype=torch.float64) for name in "tab"))
     assert fitted["fid"] == judge.table(table, model)["fid"]
+    kept = [fid.load(file) for file in (tmp_path / "kept").glob("toy-digits-*-128-*.npz")]
+    assert {fid.fid(drawn, judge.real) for drawn in kept} == set(found.values())
     with pytest.raises(SystemExit, match="no euler at 5 NFE for toy:digits; measure it"):
         measure("euler", nfe="5")
     printed = tables.fid_table(records)

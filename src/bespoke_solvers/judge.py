@@ -18,7 +18,7 @@ from bespoke_solvers.bank import Bank
 from bespoke_solvers.cells import Record, Store
 from bespoke_solvers.description import describe
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.fid import Draw
+from bespoke_solvers.fid import Draw, Statistics
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
@@ -38,7 +38,7 @@ class Judge:
     store: keeps what was measured (its key is `KEY`), so that a run that was interrupted need not measure it again.
     """
 
-    real: fid.Statistics
+    real: Statistics
     features: fid.Features
     count: int = 50_000
     seed: int = 0
@@ -82,10 +82,14 @@ class Judge:
 
     def solved(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples themselves."""
-        return self._judged(lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1, model)
+        return self._judged(exactly(tolerance), model)
 
     def _judged(self, by: Table | Draw, model: Model) -> dict[str, float]:
-        return self._figures(self._samples(by, model))
+        return self.figures(self.drawn(by, model))
+
+    def drawn(self, by: Table | Draw, model: Model) -> Statistics:
+        """The statistics of the samples that are judged."""
+        return fid.statistics(self._samples(by, model), self.features, keep=min(KEPT, self.count))
 
     def _kept(self, model: Model, what: str, nfe: int, measure: Callable[[], Record]) -> Record:
         """What was measured, from the store where it has it; an error is nothing to keep."""
@@ -101,13 +105,18 @@ class Judge:
         where: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
         return fid.samples(by, [model, *self.copies], self.count, progress=self.progress, **where)
 
-    def _figures(self, batches: Iterator[Tensor]) -> dict[str, float]:
-        drawn = fid.statistics(batches, self.features, keep=min(KEPT, self.count))
+    def figures(self, drawn: Statistics) -> dict[str, float]:
+        """FID of samples, and KID where there are two at least."""
         figures = {"fid": fid.fid(drawn, self.real)}
         fewest = min(len(drawn.features), len(self.real.features), 1000)
         if fewest >= 2:
             figures["kid"] = fid.kid(drawn.features, self.real.features, subset_size=fewest).mean
         return figures
+
+
+def exactly(tolerance: float) -> Draw:
+    """Draws the exact samples."""
+    return lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1
 
 
 def _digest(numbers: Sequence[Tensor]) -> str:
@@ -129,7 +138,7 @@ def check_real(path: Path) -> None:
         raise ValueError(f"there is no {path}; expected a folder of bespoke data, or an .npz file of statistics")
 
 
-def real_pictures(path: Path, features: fid.Features) -> fid.Statistics:
+def real_pictures(path: Path, features: fid.Features) -> Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz)."""
     if not path.is_dir():
         return fid.load(path)
