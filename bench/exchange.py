@@ -1,20 +1,21 @@
 """The cells that the benchmarks and `bespoke paper` share, from one store into the other: python -m bench.exchange OUT.
 
 The same counts give the same noise, exact samples and fit, so nothing is computed: the records keep their provenance,
-and a cell that is there already stays. Models with guidance are left out: the two have them with other counts. FID goes
-from bench.fid to the paper's, given the pictures that it was measured to (`--real`, `--weights`).
+and a cell that is there already stays. Models of one store alone are left out, and those with guidance, which the two
+have with other counts. FID goes from bench.fid to the paper's, given the pictures that it was measured to (`--real`,
+`--weights`).
 """
 
 import argparse
 import re
 from pathlib import Path
 
+from bench import fid
 from bench.frontier import DEFAULT, adam_budget, cost
 from bench.store import Store
 from bespoke_solvers import cells, inception
 from bespoke_solvers.cells import Record
-from bespoke_solvers.judge import CLOSE, FINE, STAND_IN, mark
-from bespoke_solvers.metrics import decimals
+from bespoke_solvers.judge import CLOSE, FINE, STAND_IN, mark, stand_in
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 
@@ -80,8 +81,12 @@ def fid_to_paper(paper: cells.Store, frontier: Store, record: Record, real: str)
         return None
     figures = {"measured": "fid", "real": real} | _of(record, "fid", "kid", *PROVENANCE)
     key = _of(record, "model", "nfe", "seed", "samples", "tolerance")
-    if (record["method"], record["nfe"]) == (STAND_IN, FINE) and record["rmse"] < CLOSE:
-        by = f"{record['name']}, {FINE} NFE, {decimals(record['rmse'])} from them"
+    if record["method"] == fid.EXACT:
+        of = next(paper.of(record["model"]))["tolerance"]  # FID does not see the difference
+        by = f"{fid.EXACT} to {record['tolerance']:g}"
+        return key | {"method": EXACT, "nfe": 0, "budget": "", "tolerance": of, "by": by} | figures
+    if record["method"] == STAND_IN and record["nfe"] in FINE and record["rmse"] < CLOSE:
+        by = stand_in(record["name"], record["nfe"], record["rmse"])
         return key | {"method": EXACT, "nfe": 0, "budget": "", "by": by} | figures
     same = ("method", "nfe", "seed", "budget", "tolerance")
     alike = [r for r in frontier.of(record["model"]) if all(r[name] == record[name] for name in same)]
@@ -120,7 +125,8 @@ def main() -> None:
     frontier, paper = Store(options.store), cells.Store(options.out / "cells", plan.KEY, say=print)
     if not paper.records:
         raise SystemExit(f"{options.out} holds no cells of `bespoke paper`")
-    taken = filter(None, [from_paper(paper, record) for record in paper.records.values()])
+    both = {record["model"] for record in frontier.records.values()}
+    taken = filter(None, [from_paper(paper, record) for record in paper.records.values() if record["model"] in both])
     given = [cell for record in frontier.records.values() for cell in to_paper(paper, record)]
     for store, found in ((frontier, taken), (paper, given)):
         for cell in found:
@@ -128,7 +134,7 @@ def main() -> None:
                 store.add(cell)
     if options.real:
         real = mark(options.real, inception.load(options.weights, "cpu"))
-        for record in Store(options.fid).records.values():
+        for record in sorted(Store(options.fid).records.values(), key=lambda record: record["method"] != fid.EXACT):
             found = fid_to_paper(paper, frontier, record, real)
             if found and paper.get(found) is None:
                 paper.add(found)

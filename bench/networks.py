@@ -47,7 +47,7 @@ ZOO = (
     "--batch-size 128 --iterations 150 --learning-rate 2e-2 --only tab:cifar10_a --only fig_a:transferred_ablation "
     "--fid-samples 10000 --real {real} --inception {weights} --quiet"
 )
-STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # whose FID is that in float32 to 0.5 %
+STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # with the FID of float32 to 0.5 %
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
 STORES = ("frontier", "paths", "fid")  # of which docs/results.md has tables

@@ -90,7 +90,10 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
         own | {"measured": "error", "method": "DPM-2", "budget": "", "samples": 16, "real": "", "grid": "dpm-2@karras"}
     )
     assert taken("dpm-2", "grid chosen")["method"] == "DPM-2"
-    assert taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.02) is None, "it is not close"
+    assert taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.0043) is None, "it is not close"
+    solved = taken("dopri5", nfe=0, tolerance=1e-4)
+    assert (solved["method"], solved["by"]) == ("exact", "dopri5 to 0.0001")
+    assert solved["tolerance"] == own["tolerance"]
     exact = taken("ipndm", "grid chosen", nfe=60, name="ipndm@quadratic", rmse=0.0018)
     assert (exact["method"], exact["nfe"], exact["by"]) == ("exact", 0, "ipndm@quadratic, 60 NFE, 0.0018 from them")
 

@@ -10,9 +10,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import bespoke_solvers
-from bespoke_solvers import comparison, data, fid, inception, portfolio, toy
+from bespoke_solvers import comparison, data, dedicated, fid, inception, portfolio, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
+from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.judge import Judge, in_words, real_pictures
@@ -56,9 +57,13 @@ def test_a_solver_stands_for_the_exact_samples_where_it_comes_close(model, real,
     assert found["fid"] == pytest.approx(solved["fid"], rel=2e-3)
     assert found["by"].startswith("ipndm@")
     assert "60 NFE" in in_words(found)
+    name = found["by"].partition(",")[0]
     spent = counter.evaluations
     found = judge.exact(bank)
     assert counter.evaluations - spent == 60 * (192 + 32 + 32 * len(portfolio.variants("ipndm", 60, model)))
+    closer = held_out(bank, "report", 0, 32).quality(dedicated.baseline(name, 120, model), model).rmse
+    monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 1.01 * closer)
+    assert "120 NFE" in judge.exact(bank)["by"]
     monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 1e-9)
     assert judge.exact(bank) == solved
     assert in_words(solved) == f"{solved['fid']:.2f}"

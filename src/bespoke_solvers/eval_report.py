@@ -14,10 +14,10 @@ from bespoke_solvers.comparison import Comparison, name_of
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.judge import in_words
+from bespoke_solvers.pictures import NFE
 from bespoke_solvers.report import Chart, Column, Curves, Headline, Learned, Provenance, Section
 from bespoke_solvers.solver import Solver
 
-NFE = "evaluations of the model (NFE)"
 ASTRAY = "astray"
 FITTED = (
     *("objective", "stages", "start", "paths", "validation_paths", "tolerance", "seed"),

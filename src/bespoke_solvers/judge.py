@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespoke_solvers import data, fid, portfolio
+from bespoke_solvers import data, dedicated, fid, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cells import Record, Store
 from bespoke_solvers.description import describe
@@ -26,8 +26,10 @@ from bespoke_solvers.velocity import Model, NoiseSet
 
 KEPT = 10_000  # features of each set, for KID
 KEY = ("model", "method", "nfe", "on")  # of a judge's store
-STAND_IN, FINE = "ipndm", 60  # a solver, and so many evaluations, which may stand for the exact samples
-FEW, CLOSE = 32, 0.01  # samples to see by whether it does, and the RMSE to them that FID does not see
+STAND_IN, FINE = "ipndm", (60, 120)  # a solver, and so many evaluations, which may stand for the exact samples
+# Samples to see by whether it does, and the RMSE to them that FID does not see: it is 0.1 % off with 0.0018 on one
+# network and 1.2 % with 0.0043 on another (docs/results.md).
+FEW, CLOSE = 32, 0.003
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,13 @@ class Judge:
 
     def _exact(self, bank: Bank) -> dict[str, Any]:
         choose, report = (held_out(bank, noise_set, self.seed, FEW) for noise_set in ("choose", "report"))
-        fine = portfolio.best([STAND_IN], FINE, bank.model, choose)
-        apart = report.quality(fine.table, bank.model).rmse if fine else math.inf
-        if fine is None or not apart < CLOSE:
-            return dict(self.solved(bank.model, bank.rtol))
-        return self._judged(fine.table, bank.model) | {"by": f"{fine.name}, {FINE} NFE, {decimals(apart)} from them"}
+        best = portfolio.best([STAND_IN], FINE[0], bank.model, choose)
+        for name, nfe in [(best.name, nfe) for nfe in FINE] if best else []:
+            table = dedicated.baseline(name, nfe, bank.model)
+            apart = report.quality(table, bank.model).rmse
+            if apart < CLOSE:
+                return self._judged(table, bank.model) | {"by": stand_in(name, nfe, apart)}
+        return dict(self.solved(bank.model, bank.rtol))
 
     def solved(self, model: Model, tolerance: float) -> dict[str, float]:
         """Those of the exact samples themselves."""
@@ -117,6 +121,11 @@ class Judge:
 def exactly(tolerance: float) -> Draw:
     """Draws the exact samples."""
     return lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1
+
+
+def stand_in(name: str, nfe: int, apart: float) -> str:
+    """In words what stands for the exact samples, and how far from them it is."""
+    return f"{name}, {nfe} NFE, {decimals(apart)} from them"
 
 
 def _digest(numbers: Sequence[Tensor]) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INK, EXACT = "#222222", "#111111"
 COLOURS = ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d")
-PSNR = "PSNR (dB)"
+NFE, PSNR = "evaluations of the model (NFE)", "PSNR (dB)"
 
 DISTANCE = 0.25  # of a picture in [-1, 1] to the exact one, from which on it has the brightest colour
 
@@ -166,60 +166,59 @@ def _strip(x: Float[Tensor, "b c h w"], exact: Float[Tensor, "b c h w"]) -> Tens
     return torch.cat(list(tiles), 1)[:, : -3 * gap]
 
 
-def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Figure":
-    """RMSE and PSNR against NFE; a row has `method`, `nfe`, `rmse` and `psnr`."""
-    rows = [row for row in rows if row["rmse"] is not None and row["psnr"] is not None]
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    figure = new_figure(11, 3.8 if len(methods) < 15 else 5)
-    others = [colour for colour in COLOURS if colour != COLOURS[1]]
-    for axes, key, label in zip(figure.subplots(1, 2), ("rmse", "psnr"), ("RMSE", PSNR), strict=True):
-        for i, method in enumerate(methods):
-            chosen = sorted((row["nfe"], row[key]) for row in rows if row["method"] == method)
-            own = method == highlight
-            axes.plot(
-                *zip(*chosen, strict=True),
-                marker="*" if own else "osD^vP"[i // len(others) % 6],
-                markersize=11 if own else 4,
-                linewidth=2 if own else 1.2,
-                color=COLOURS[1] if own else others[i % len(others)],
-                label=method,
-            )
-        _style(axes, "evaluations of the model (NFE)", label, f"{label} to the exact samples")
-        axes.set_xticks(sorted({row["nfe"] for row in rows}))
-        if key == "rmse":
-            _log_scale(axes)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
-    return figure
-
-
 Panel = tuple[str, str, Mapping[str, Sequence[Sequence[float]]]]  # its title, what is measured, points by name
 
 
-def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str) -> "Figure":
+def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Figure":
+    """RMSE and PSNR against NFE; a row has `method`, `nfe`, `rmse` and `psnr`."""
+    rows = [row for row in rows if row["rmse"] is not None and row["psnr"] is not None]
+    panels: list[Panel] = []
+    for key, label in (("rmse", "RMSE"), ("psnr", PSNR)):
+        series: dict[str, list[list[float]]] = {}
+        for row in sorted(rows, key=lambda row: row["nfe"]):
+            series.setdefault(row["method"], []).append([row["nfe"], row[key]])
+        ordered = {method: series[method] for method in dict.fromkeys(row["method"] for row in rows)}
+        panels.append((f"{label} to the exact samples", label, ordered))
+    return curves([panels], NFE, highlight, width=4.4)
+
+
+def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str, width: float = 3.7) -> "Figure":
     """Rows of panels with curves of the same names, on a logarithmic scale but for PSNR; one legend."""
     names = list(dict.fromkeys(name for row in panels for _, _, series in row for name in series))
-    others = [name for name in names if name != highlight]
-    figure = new_figure(3.7 * len(panels[0]) + 2.2, 3.2 * len(panels))
+    others, colours = [name for name in names if name != highlight], [*COLOURS[:1], *COLOURS[2:]]
+    figure = new_figure(width * len(panels[0]) + 2.2, max(3.2 * len(panels), 0.21 * len(names) + 0.2))
     for row, line in zip(figure.subplots(len(panels), len(panels[0]), squeeze=False), panels, strict=True):
         for axes, (title, y, series) in zip(row, line, strict=True):
+            if not series:
+                axes.set_axis_off()
+                continue
             for name, points in series.items():
-                own = name == highlight
-                i = 1 if own else 2 + others.index(name)
+                own, i = name == highlight, 0 if name == highlight else others.index(name)
                 axes.plot(
                     *zip(*points, strict=True),
-                    marker="*" if own else "osD^vP"[i % 6],
+                    marker="*" if own else "osD^vP"[(i + i // len(colours)) % 6],
                     markersize=10 if own else 4,
                     linewidth=2 if own else 1.2,
-                    color=COLOURS[1] if own else COLOURS[i % len(COLOURS)] if i % len(COLOURS) != 1 else INK,
+                    color=COLOURS[1] if own else colours[i % len(colours)],
                     label=name,
                 )
             _style(axes, x, y, title)
-            axes.set_xticks(sorted({at for points in series.values() for at, _ in points}))
+            _mark(axes, sorted({at for points in series.values() for at, _ in points}))
             if y != PSNR:
                 _log_scale(axes)
     found = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=8, frameon=False)
     return figure
+
+
+def _mark(axes: "Axes", at: Sequence[float]) -> None:
+    """Ticks at these values, with numbers at those that have room for one."""
+    labelled: list[float] = []
+    for value in at:
+        if not labelled or value - labelled[-1] >= (at[-1] - at[0]) / 18:
+            labelled.append(value)
+    axes.set_xticks(labelled)
+    axes.set_xticks(at, minor=True)
 
 
 def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure":

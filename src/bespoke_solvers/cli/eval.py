@@ -96,7 +96,7 @@ def eval(
         if fid:
             typer.echo(
                 f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more, and for each exact one "
-                f"{FINE} or more"
+                f"{FINE[0]} or more"
             )
         typer.echo(f"and {exact:,} exact samples, as far as {bank or out / 'bank'} has them not yet")
         typer.echo(f"figures and pictures in {out}")

@@ -113,7 +113,7 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
 
 def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
     """RMSE and PSNR against NFE, a panel for each model, and below them FID where it was measured."""
-    models = [model for model in results.models if results.applies(model, experiment)]
+    models = results.shown(experiment)
     series = {
         (model, figure): results.series(model, results.methods(model, experiment), figure)
         for model in models
@@ -124,7 +124,7 @@ def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
         return None
     titles = {model: f"{model} ({results.parameterisation(model)})" for model in models}
     grid = [[(titles[model], FIGURED[figure], series[model, figure]) for model in models] for figure in rows]
-    figure = pictures.curves(grid, "evaluations of the model (NFE)", RK2_BESPOKE)
+    figure = pictures.curves(grid, pictures.NFE, RK2_BESPOKE)
     if missing := results.missing(experiment):
         figure.supxlabel(f"not measured: {'; '.join(missing)}", fontsize=8, color=pictures.INK)
     return figure

@@ -5,7 +5,6 @@ from functools import partial
 
 from bespoke_solvers import eval_report, gallery
 from bespoke_solvers.cells import Record
-from bespoke_solvers.eval_report import NFE
 from bespoke_solvers.judge import in_words
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
@@ -14,6 +13,7 @@ from bespoke_solvers.paper.printed import edm
 from bespoke_solvers.paper.relations import OURS, RATIO, RK2_RATIO, Relation
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.paper.tables import printed_tables
+from bespoke_solvers.pictures import NFE
 from bespoke_solvers.report import (
     Cell,
     Chart,
@@ -202,8 +202,9 @@ def curves(results: Results, experiment: Experiment) -> Section | None:
             dotted = {"exact samples": [[min(ends), exact["fid"]], [max(ends), exact["fid"]]]}
             charts.append(Chart("FID", NFE, fid, dotted, log=True, decimals=2))
             text += f" FID is of {results.counts.fid_samples:,} samples; dotted: that of exact ones, {in_words(exact)}."
-        return Curves("", in_paper(experiment, text), charts, OWN) if rmse else None
+        return Curves("", in_paper(experiment, text), charts, OWN) if rmse and model in shown else None
 
+    shown = results.shown(experiment)
     return _choice(results, experiment, part)
 
 
@@ -266,11 +267,7 @@ def iterations(results: Results) -> Section | None:
 
 def theta(results: Results) -> Section | None:
     """The learned time and scale of RK2-Bespoke."""
-    shown = {
-        f"{model}, {solver.nfe} NFE": eval_report.plots(solver)
-        for model in results.models
-        for solver in results.solvers(model)
-    }
+    shown = {f"{m}, {each.nfe} NFE": eval_report.plots(each) for m in results.models for each in results.solvers(m)}
     text = "Time t_r and scale s_r of RK2-Bespoke at its nodes r, with their slopes, and the table that they make."
     return Learned(plan.THETA.name, in_paper(plan.THETA, text), shown) if shown else None
 

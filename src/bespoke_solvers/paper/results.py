@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
-from bespoke_solvers.paper.plan import RK2_BESPOKE, Counts, Experiment
+from bespoke_solvers.paper.plan import RK2, RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.solver import Solver
 
 FID_ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
@@ -104,6 +104,12 @@ class Results:
     def applies(self, model: str, experiment: Experiment) -> bool:
         """Whether an experiment is for this model."""
         return not experiment.paths or self.about(model)["model_is"]["schedule"]["name"] in experiment.paths
+
+    def shown(self, experiment: Experiment) -> list[str]:
+        """The models that an experiment is drawn for: those of which more was measured than all experiments share."""
+        models = [model for model in self.models if self.applies(model, experiment)]
+        own = {m: [name for name in self.methods(m, experiment) if name not in (RK2, RK2_BESPOKE)] for m in models}
+        return [m for m in models if any(self.measured(m, name) for name in own[m])] or models
 
     def samples(self, model: str) -> tuple[Record | None, dict[tuple[str, int], tuple[Record, Record]]]:
         """The cell of the exact samples that are shown, and by method and NFE that of others, with that of errors."""
