@@ -322,3 +322,16 @@ def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
     printed = tables.fid_table(records)
     exact_fid, euler = found["dopri5"], found["euler"]
     assert f"| euler |  | 128 | {exact_fid:.2f} | {euler:.2f} ({euler / exact_fid:.1%}) |" in printed
+
+
+def test_a_solver_stands_for_the_exact_one_in_tables_of_fid_only_where_it_was_shown_to(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from bench import tables
+
+    def record(model, method, nfe, samples, fid):
+        return {"model": model, "method": method, "nfe": nfe, "samples": samples, "fid": fid, "budget": ""}
+
+    measured = [record("m", "dopri5", 0, 10_000, 20.0), record("m", "euler", 8, 50_000, 36.0)]
+    for close, expected in ((20.09, "| euler |  | 50,000 | 18.00 | 36.00 (200.0%) |"), (20.11, "50,000 |  | 36.00 |")):
+        fine = [record("m@half", "ipndm", 60, *counted) for counted in ((10_000, close), (50_000, 18.0))]
+        assert expected in tables.fid_table([*measured, *fine])

@@ -1,9 +1,11 @@
 """What `bespoke paper` says of the paper's statements, from given cells."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from bespoke_solvers import pictures
 from bespoke_solvers.cells import Store
 from bespoke_solvers.paper import figures, plan, printed
 from bespoke_solvers.paper.page import checks, curves, headline, sections
@@ -272,6 +274,29 @@ def test_what_the_curves_lack_is_told(tmp_path):
     figure = figures.curves_of(results, plan.AGAINST_NFE)
     assert figure.get_supxlabel() == "not measured: NS (ours)"
     assert figures.curves_of(results, plan.ABLATION).get_supxlabel() == ""
+
+
+def test_an_experiment_is_drawn_for_the_models_that_it_measured(tmp_path):
+    """A model with RK2 and RK2-Bespoke alone has no panel, and one without FID none in that row."""
+    shared = (RK2, RK2_BESPOKE, plan.transferred(OT))
+    missing = {(VP, method, nfe): "missing" for method in ORDER if method not in shared for nfe in (8, 9, 20, 21, 35)}
+    results = given(tmp_path, (OT, VP), missing)
+    assert results.shown(plan.ABLATION) == [OT]
+    assert results.shown(plan.TRANSFER) == results.shown(plan.THETA) == [OT, VP]
+    assert list(curves(results, plan.ABLATION).parts) == [f"{OT} (FM-OT)"]
+    assert {axes.get_title() for axes in figures.curves_of(results, plan.ABLATION).axes} == {f"{OT} (FM-OT)"}
+
+
+def test_panels_mark_their_nfe_and_are_empty_without_any():
+    points = {"EDM": [[nfe, 1.0] for nfe in (7, 9, 11, 17, 21, 35)], RK2: [[nfe, 2.0] for nfe in (6, 8, 10, 16, 20)]}
+    figure = pictures.curves([[("one", "RMSE", points), ("two", "RMSE", {})]], pictures.NFE, RK2)
+    drawn, empty = figure.axes
+    assert list(drawn.get_xticks()) == [6, 8, 10, 16, 20, 35]
+    assert set(drawn.get_xticks(minor=True)) >= {7, 9, 11, 17, 21}
+    assert not empty.axison
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in drawn.get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_experiments_for_other_paths_are_told(tmp_path, unsaved):
