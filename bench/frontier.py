@@ -4,6 +4,7 @@ Computes the cells that the store does not have yet; `python -m bench.tables` dr
 """
 
 import argparse
+import itertools
 import time
 from functools import cached_property
 from pathlib import Path
@@ -165,8 +166,9 @@ class Frontier:
 
     def shorter(self, method: str, nfe: int) -> dict[str, Any] | None:
         """The record of the longest fit with fewer steps that kept its theta."""
-        key, rate = self.key(method, nfe), self.options.learning_rate
-        budgets = (adam_budget(self.paths, steps, rate) for steps in reversed(range(1, self.options.adam)))
+        key, rates = self.key(method, nfe), filter(None, (self.options.learning_rate, self.options.begin))
+        fewer = itertools.product(reversed(range(1, self.options.adam)), rates)
+        budgets = (adam_budget(self.paths, steps, rate) for steps, rate in fewer)
         found = (self.store.get(key | {"budget": budget}) for budget in budgets)
         return next((record for record in found if record and "theta" in record), None)
 
@@ -245,6 +247,9 @@ def main() -> None:
     parser.add_argument("--grid-samples", type=int, default=1024, help="at most, to choose a baseline's grid by")
     parser.add_argument("--adam", type=int, default=700, help="steps of the fits by gradient")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="of those")
+    parser.add_argument(
+        "--begin", type=float, help="rate of the shorter fit that those go on from; the same by default"
+    )
     parser.add_argument("--validate-every", type=int, default=25, help="of those")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tolerance", type=float, default=1e-6, help="of the exact paths")

@@ -34,6 +34,7 @@ OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
 BOUND = f"--method {shlex.join(BY_BOUND.values())} --learning-rate 2e-2 --adam 150"
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
+SLOWER = f"--method {shlex.quote(BNS)} --learning-rate 2e-4 --begin 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
 TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
@@ -107,8 +108,10 @@ STAGES: list[dict[str, list[str]]] = [
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
             *_paths([128, 256, 512, 1024]),
         ],
-        "bns-8": _until_rest(8, BY_ADAM, (1400, 1800)),
-        "bns-10": _until_rest(10, BY_ADAM, (1400, 1800)),
+        **{
+            f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1400, 1800)), *_until_rest(nfe, SLOWER, (2000, 2200))]
+            for nfe in (8, 10)
+        },
         "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (1000,)),
         "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
@@ -143,6 +146,7 @@ STAGES: list[dict[str, list[str]]] = [
         ],
         "exact": [
             f"{FID} cifar10-fm-ot --nfe 6 --method '{DEFAULT}' --samples 50000",
+            f"{FID} cifar10-eps-vp --nfe 6 20 --method '{DEFAULT}' --samples 50000",
             *(f"{FID} {name} --method dopri5 --tolerance 1e-4" for name in PATHS),
         ],
     },

@@ -132,6 +132,11 @@ def test_a_longer_fit_goes_on_from_a_shorter_one(tmp_path, rate, method):
     assert long["began"] == short["budget"]
     assert long["evaluations"]["backward"] == 8 * 16 * 4
     assert long["evaluations"]["reference"] == short["evaluations"]["reference"]
+    for steps in (9, 10):
+        run("bench.frontier", *given, steps, "--learning-rate", 1e-4, "--begin", rate)
+    *_, slow, slower = (json.loads(line) for line in (tmp_path / "toy-checkerboard.jsonl").read_text().splitlines())
+    assert (slow["began"], slow["budget"]) == (long["budget"], "16 paths, 9 steps at 0.0001")
+    assert (slower["began"], slower["history"][-1][0]) == (slow["budget"], 10)
 
 
 @pytest.fixture
@@ -328,10 +333,12 @@ def test_a_solver_stands_for_the_exact_one_in_tables_of_fid_only_where_it_was_sh
     monkeypatch.syspath_prepend(ROOT)
     from bench import tables
 
-    def record(model, method, nfe, samples, fid):
-        return {"model": model, "method": method, "nfe": nfe, "samples": samples, "fid": fid, "budget": ""}
+    def record(*values):
+        return dict(zip(("model", "method", "nfe", "samples", "fid", "rmse"), values, strict=True)) | {"budget": ""}
 
-    measured = [record("m", "dopri5", 0, 10_000, 20.0), record("m", "euler", 8, 50_000, 36.0)]
+    measured = [record("m", "dopri5", 0, 10_000, 20.0, None), record("m", "euler", 8, 50_000, 36.0, 0.1)]
     for close, expected in ((20.09, "| euler |  | 50,000 | 18.00 | 36.00 (200.0%) |"), (20.11, "50,000 |  | 36.00 |")):
-        fine = [record("m@half", "ipndm", 60, *counted) for counted in ((10_000, close), (50_000, 18.0))]
+        fine = [record("m@half", "ipndm", 60, *counted, 0.01) for counted in ((10_000, close), (50_000, 18.0))]
         assert expected in tables.fid_table([*measured, *fine])
+    fitted = [record("m", "ns", 20, *counted, 0.001) for counted in ((10_000, 20.0), (50_000, 17.0))]
+    assert "| euler |  | 50,000 | 17.00 |" in tables.fid_table([*measured, *fitted, *fine]), "the nearest stands for it"
