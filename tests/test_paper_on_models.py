@@ -35,9 +35,12 @@ def test_all_experiments_on_the_zoo(tmp_path):
         assert rk2_bespoke < rk2 < rk1
         assert rk2_bespoke < rmse[model, "RK1-Bespoke", 6]
     content = json.loads((tmp_path / "results.json").read_text())
+    assert content["models"] == dict(zip(ZOO, ("FM-OT", "eps-VP"), strict=True))
     told = {each["claim"]: each["verdict"] for each in content["statements"]}
     assert set(told.values()) == {"held", "did not hold", "not measured"}
     assert told["RK2-Bespoke has a lower RMSE than RK2 at every NFE"] == "held"
+    (across,) = (each for each in content["statements"] if "transferred across paths" in each["claim"])
+    assert len(across["cases"]) == 2
     report = (tmp_path / "report.html").read_text()
     assert all(experiment.name in report for experiment in plan.EXPERIMENTS)
     assert len(list(tmp_path.glob("*.png"))) == 5 + 4 * len(ZOO)

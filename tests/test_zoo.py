@@ -1,7 +1,6 @@
 """The networks that come with the package, and the demo on one of them."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -139,30 +138,3 @@ def test_the_demo_tells_the_whole_story_within_8000_evaluations(tmp_path, capsys
     assert all(Path(line).exists() for line in files)
     rows = {row["method"]: row["rmse"] for row in json.loads((tmp_path / "demo" / "results.json").read_text())["rows"]}
     assert rows["ns-bespoke"] < 0.6 * rows["rk2-bespoke"] < 0.6 * 0.6 * rows["midpoint"], "what a person sees"
-
-
-def test_the_papers_experiments_run_on_them(tmp_path):
-    """One of them, at reduced counts, on two networks; in a process of its own, without the shape checks."""
-    counts = (
-        "--nfe 8 --paths 4 --choose 4 --samples 16 --batch-size 4 --iterations 8 --learning-rate 2e-2 --tolerance 3e-3"
-    )
-    chosen = ["--only", "fig_a:transferred_ablation", *counts.split(), "--quiet", "--out", tmp_path]
-    command = [
-        sys.executable,
-        "-m",
-        "bespoke_solvers.cli",
-        "paper",
-        "zoo:cifar10-fm-ot",
-        "zoo:cifar10-fm-v-cs",
-        *chosen,
-    ]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["models"] == {"zoo:cifar10-fm-ot": "FM-OT", "zoo:cifar10-fm-v-cs": "FM/v-CS"}
-    said = {statement["claim"]: statement for statement in results["statements"]}
-    lower = said["RK2-Bespoke has a lower RMSE than RK2 at every NFE"]
-    assert (lower["verdict"], len(lower["cases"])) == ("held", 2)
-    (transfer,) = (statement for claim, statement in said.items() if "transferred across paths" in claim)
-    assert len(transfer["cases"]) == 2
-    assert all(0 < figure < 0.5 for case in transfer["cases"] for figure in case["figures"].values())
-    assert (tmp_path / "transfer.png").exists()
