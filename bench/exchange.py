@@ -63,7 +63,9 @@ def to_paper(paper: cells.Store, record: Record) -> list[Record]:
     if record["method"] in ALIKE and record["used"] == record["nfe"]:
         method = ALIKE[record["method"]]
         grid = {"grid": record["name"]} if method in plan.ON_BEST_GRID else {}
-        return [key | {"method": method, "budget": ""} | figures | grid]
+        (seen,) = re.findall(r"--grid-samples (\d+)", record["command"]) or [record["samples"]]
+        by = plan.budget(method, plan.FULL._replace(choose=min(int(seen), record["samples"])))
+        return [key | {"method": method, "budget": by} | figures | grid]
     if record["method"] != DEFAULT:
         return []
     (paths,) = re.findall(r"(\d+) paths", record["budget"])

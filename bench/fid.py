@@ -43,7 +43,7 @@ def solver(record: dict[str, Any], model: Model) -> Table | Draw:
         return table_of(record)
     if "name" in record:
         return dedicated.baseline(record["name"], record["used"], model)
-    return exactly(record["tolerance"])
+    return exactly(record["tolerance"], record["tolerance"])
 
 
 def arguments() -> argparse.ArgumentParser:

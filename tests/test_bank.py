@@ -1,14 +1,16 @@
 import dataclasses
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from bespoke_solvers import bank as bank_module
 from bespoke_solvers import reference, toy
 from bespoke_solvers.bank import Bank, BankFullError
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.files import write_atomically
+from bespoke_solvers.files import write_atomically, write_new
 from bespoke_solvers.metrics import psnr, rmse
 from bespoke_solvers.schedules import VP, CondOT
 from bespoke_solvers.table import sample
@@ -195,3 +197,33 @@ def test_how_exact_samples_are_is_seen_on_many_where_that_is_cheap(shape, count,
     straight = Model(lambda t, x: -x, shape, CondOT())
     held_out(Bank(straight, batch_size=24), "report", 0, 24)
     assert asked == [count]
+
+
+def test_of_two_that_make_a_bank_at_once_the_second_sees_the_first(model, tmp_path, monkeypatch):
+    other, write = toy.load("toy:checkerboard-vp"), bank_module.write_new
+
+    def meanwhile(path, content):
+        monkeypatch.setattr(bank_module, "write_new", write)
+        Bank(other, tmp_path)
+        return write(path, content)
+
+    monkeypatch.setattr(bank_module, "write_new", meanwhile)
+    with pytest.raises(ValueError, match=r"is of another model or setting: schedule"):
+        Bank(model, tmp_path)
+    Bank(other, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["bank.json"]
+
+
+def test_paths_without_a_card_are_nobodys(model, tmp_path):
+    Bank(model, tmp_path, batch_size=2).paths(0, 0)
+    (tmp_path / "bank.json").unlink()
+    with pytest.raises(ValueError, match=r"holds paths, but no bank.json that says whose; use another"):
+        Bank(model, tmp_path, batch_size=2)
+
+
+def test_a_file_is_new_once_where_there_are_no_links_too(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        assert [write_new(tmp_path / name, content) for content in (b"one", b"two")] == [True, False]
+        assert (tmp_path / name).read_bytes() == b"one"
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("not supported")))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]

@@ -7,8 +7,8 @@ import torch
 import bespoke_solvers
 from bespoke_solvers import Model, families, fitting, reference, toy
 from bespoke_solvers.bank import Bank, Batches
-from bespoke_solvers.generic import HEUN
-from bespoke_solvers.objectives import bespoke_loss
+from bespoke_solvers.generic import HEUN, baseline
+from bespoke_solvers.objectives import bespoke_loss, endpoint_loss
 from bespoke_solvers.schedules import CondOT
 from bespoke_solvers.velocity import Counter
 from problems import F64
@@ -72,6 +72,15 @@ def test_a_checkpoint_of_another_fit_is_refused(model, tmp_path):
     fit(model, checkpoint=tmp_path / "c", **QUICK)
     with pytest.raises(ValueError, match=r"another fit: nfe 6 \(here 8\)"):
         fit(model, checkpoint=tmp_path / "c", **QUICK | {"nfe": 8})
+
+
+def test_a_checkpoint_of_a_family_that_began_elsewhere_is_refused(model, tmp_path):
+    euler, midpoint = (families.NonStationary(baseline(name, 6)) for name in ("euler", "midpoint"))
+    options = QUICK | {"objective": endpoint_loss, "iterations": 2, "checkpoint": tmp_path / "c"}
+    first = fit(model, **options | {"family": euler})
+    with pytest.raises(ValueError, match="another fit: began"):
+        fit(model, **options | {"family": midpoint})
+    assert torch.equal(entries(fit(model, **options | {"family": euler})), entries(first))
 
 
 def test_more_iterations_go_on_from_a_finished_fit(model, tmp_path):

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 import bespoke_solvers
 from bespoke_solvers import comparison, data, dedicated, fid, inception, portfolio, toy
 from bespoke_solvers.bank import Bank
+from bespoke_solvers.cells import Store
 from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.judge import Judge, in_words, real_pictures
+from bespoke_solvers.judge import KEY, Judge, in_words, real_pictures
 from bespoke_solvers.reference import solve
 from bespoke_solvers.velocity import Counter, noise_seeds
 
@@ -42,7 +43,7 @@ def real(model):
 
 def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
     judge = Judge(real, features, count=192, batch_size=64)
-    exact = judge.solved(model, 1e-5)
+    exact = judge.solved(model, 1e-5, 1e-5)
     coarse, fine = (judge.table(baseline("midpoint", nfe).on(model), model) for nfe in (2, 200))
     assert fine["fid"] == pytest.approx(exact["fid"], rel=1e-2)
     assert fine["kid"] == pytest.approx(exact["kid"], abs=1e-3)
@@ -53,7 +54,7 @@ def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
 def test_a_solver_stands_for_the_exact_samples_where_it_comes_close(model, real, monkeypatch):
     judge, counter = Judge(real, features, count=192, batch_size=64), Counter(model.velocity)
     bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=32)
-    found, solved = judge.exact(bank), judge.solved(model, 1e-5)
+    found, solved = judge.exact(bank), judge.solved(model, 1e-5, 1e-5)
     assert found["fid"] == pytest.approx(solved["fid"], rel=2e-3)
     assert found["by"].startswith("ipndm@")
     assert "60 NFE" in in_words(found)
@@ -67,6 +68,27 @@ def test_a_solver_stands_for_the_exact_samples_where_it_comes_close(model, real,
     monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 1e-9)
     assert judge.exact(bank) == solved
     assert in_words(solved) == f"{solved['fid']:.2f}"
+
+
+def test_fid_is_kept_for_its_own_decoder_and_features_alone(model, real, tmp_path):
+    judge = Judge(real, features, count=32, batch_size=32, store=Store(tmp_path, KEY))
+    table = baseline("midpoint", 4).on(model)
+    other = dataclasses.replace(model, decode=lambda x: x / 2)
+    darker = dataclasses.replace(judge, features=lambda pictures: features(pictures) / 2)
+    found = [judge.table(table, model), judge.table(table, other), darker.table(table, model)]
+    assert len({each["fid"] for each in found}) == 3
+    assert [judge.table(table, model), judge.table(table, other), darker.table(table, model)] == found
+    assert len(Store(tmp_path, KEY).records) == 3
+    jitter = dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x) * (1 + 1e-7))
+    assert judge.table(table, jitter) == found[0], "rounded otherwise, as on another machine"
+
+
+def test_exact_samples_are_judged_to_both_tolerances_of_their_bank(model, real, monkeypatch):
+    used = []
+    monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 0.0)
+    monkeypatch.setattr("bespoke_solvers.judge.solve", lambda *_, **to: used.append(to) or solve(*_, **to))
+    Judge(real, features, count=8, batch_size=8).exact(Bank(model, rtol=1e-2, atol=1e-3, batch_size=32))
+    assert used == [{"rtol": 1e-2, "atol": 1e-3}]
 
 
 def test_copies_on_other_devices_share_the_work(model, real):

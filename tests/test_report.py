@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bespoke_solvers import Model, Solver, comparison, eval_report, gallery, report, schedules, toy
+from bespoke_solvers import Model, Solver, comparison, eval_report, fit, gallery, report, schedules, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.comparison import Comparison
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -302,6 +302,20 @@ def test_large_pictures_are_fewer_and_smaller(monkeypatch):
     assert smaller.count == 4
     assert size(smaller.exact) == size(smaller.cells[2].samples) == (2 * 50, 2 * 50)
     assert "64 pixels high, are shown at 50 x 50" in smaller.html()
+
+
+def test_a_base_method_that_goes_astray_leaves_pictures_and_a_headline(tmp_path):
+    """Exact samples stay below 301, those of the midpoint rule on the way do not."""
+    edm = toy.load("toy:digits-edm")
+    model = dataclasses.replace(edm, velocity=lambda t, x: torch.where(x.abs() > 600, torch.nan, edm.velocity(t, x)))
+    bank = Bank(model, batch_size=16)
+    solver = fit(model, nfe=4, bank=bank, effort="low", paths=16, validation_paths=16, progress=False)
+    tables, _ = comparison.methods([solver], ["midpoint"], [4], model)
+    result = comparison.compare(bank, tables, 0, 16)
+    assert "went astray" in comparison.as_text(result)
+    files = comparison.write(result, bank, [solver], tables, tmp_path)
+    assert {"paths.png", "samples.png"} <= {file.name for file in files}
+    assert "nothing to compare: the samples went astray" in comparison.headline(result, solver)
 
 
 def test_samples_astray_are_shown_and_told(tmp_path):

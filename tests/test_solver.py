@@ -214,6 +214,14 @@ def test_a_truncated_or_foreign_file_is_refused(path):
             load(path)
 
 
+def test_solvers_of_a_model_that_was_rounded_otherwise_go_into_one_file(path):
+    """As on another machine: the marks of one and the same model differ in their last digits there."""
+    one, other = make(4), make(6)
+    marks = [mark * (1 + 1e-6) for mark in other.model["fingerprint"]]
+    save([one, dataclasses.replace(other, model=other.model | {"fingerprint": marks})], path)
+    assert load(path, nfe=6).model == one.model
+
+
 def test_a_failed_save_leaves_the_old_file(path):
     make().save(path)
     before = path.read_bytes()

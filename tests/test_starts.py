@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bespoke_solvers import Solver, load
+from bespoke_solvers.bank import Bank
 from bespoke_solvers.dedicated import along, baseline
 from bespoke_solvers.description import describe
 from bespoke_solvers.metrics import rmse
@@ -35,3 +36,6 @@ def test_what_is_no_middle_or_another_model_is_refused(model, bank):
             with_start(solver, model, k, bank=bank)
     with pytest.raises(ValueError, match="made for a model with prediction"):
         with_start(dataclasses.replace(solver, model=solver.model | {"prediction": "v"}), model, 2, bank=bank)
+    other = Bank(dataclasses.replace(model, velocity=lambda t, x, *more: -model.velocity(t, x, *more)))
+    with pytest.raises(ValueError, match="the bank was made for another model"):
+        with_start(solver, model, 2, bank=other)

@@ -17,13 +17,14 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers.description import describe, differences, in_words
-from bespoke_solvers.files import write_atomically
+from bespoke_solvers.description import apart, describe, differences, in_words
+from bespoke_solvers.files import write_atomically, write_new
 from bespoke_solvers.reference import Paths, check_tolerance, own_error, regular_schedule, solve
 from bespoke_solvers.velocity import Ends, Model, Noise, NoiseSet, noise_seeds
 
 GIB = 2**30
 IN_MEMORY = 2**30  # bytes of paths that are read from a folder once; of more, they are read each time
+PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
 MANY = 2048  # numbers of samples that are solved a second time to see how exact they are
 
 
@@ -60,16 +61,18 @@ class Bank:
         """Make the folder with its card `bank.json`, or see that the card there is this bank's."""
         settings = {"batch_size": self.batch_size, "rtol": self.rtol, "atol": self.atol, "dtype": str(self.model.dtype)}
         mine: dict[str, Any] = describe(self.model) | settings
-        card = folder / "bank.json"
+        card, paths = folder / "bank.json", any(folder.glob("*.safetensors"))
         if not card.exists():
+            if paths:
+                raise ValueError(f"{folder} holds paths, but no {card.name} that says whose; use another (--bank)")
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(
                     f"the bank {folder} cannot be made ({error.strerror}); use another (--bank)"
                 ) from error
-            write_atomically(card, json.dumps(mine, indent=2, allow_nan=False).encode())
-            return
+            if write_new(card, json.dumps(mine, indent=2, allow_nan=False).encode()):
+                return
         try:
             kept = json.loads(card.read_text())
         except ValueError:
@@ -83,6 +86,14 @@ class Bank:
                 f"the bank in {folder} is of another model or setting: {listed}; give the settings that it has "
                 "(--batch-size, --tolerance), use another (--bank), or remove that folder if the model has changed"
             )
+
+    def check(self, model: Model) -> None:
+        """Refuse a bank of another model than this one; it may be of the same in another precision."""
+        if self.model is not model and (
+            differences(describe(self.model), describe(model), tolerance=math.inf)
+            or apart(model, self.model) > PRECISION
+        ):
+            raise ValueError("the bank was made for another model; make it with Bank(model, ...) of the model to fit")
 
     def noise(self, noise_set: NoiseSet, seed: int, index: int) -> Noise:
         """The starting points of a batch."""

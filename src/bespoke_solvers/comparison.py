@@ -257,7 +257,10 @@ def headline(comparison: Comparison, solver: Solver) -> str:
     """One sentence: at which cost, how much closer than the best of the others."""
     same_cost = {row["method"]: row for row in comparison.rows if row["nfe"] == solver.nfe}
     own = same_cost.pop(name_of(solver))
-    best = min((row for row in same_cost.values() if row["rmse"] is not None), key=lambda row: row["rmse"])
+    finite = [row for row in same_cost.values() if row["rmse"] is not None]
+    if own["rmse"] is None or not finite:
+        return f"With {solver.nfe} evaluations there is nothing to compare: the samples went astray."
+    best = min(finite, key=lambda row: row["rmse"])
     return (
         f"With {solver.nfe} evaluations instead of {comparison.reference_evaluations:.0f}, the Bespoke solver comes "
         f"{best['rmse'] / own['rmse']:.1f} times closer to the exact samples than the best other, {best['method']}: "

@@ -29,6 +29,24 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def write_new(path: str | os.PathLike[str], content: bytes) -> bool:
+    """Write a file, whole, unless there is one: of several processes one writes it. Returns whether this one did."""
+    path = Path(path)
+    own = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    write_atomically(own, content)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
+            return False
+        os.replace(own, path)
+    finally:
+        own.unlink(missing_ok=True)
+    return True
+
+
 def readable(value: Any, indent: int = 0) -> str:
     """JSON with one line for each list of numbers, so that a person can read a table; NaN is refused."""
     inner = " " * (indent + 2)

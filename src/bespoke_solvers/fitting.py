@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import hashlib
 import math
 import numbers
 import os
@@ -15,7 +16,7 @@ import torch
 
 from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank, Batches
-from bespoke_solvers.description import apart, describe, differences, network_time
+from bespoke_solvers.description import describe, network_time
 from bespoke_solvers.doubts import doubt
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -52,7 +53,6 @@ PAPER = Effort("bound", 256, STEPS["bound"])
 LEARNING_RATE = 2e-3
 VALIDATION_PATHS = 64
 FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples than usual, and how many times as many
-PRECISION = 0.03  # how far a model in half precision may be `apart` from the one in full
 
 
 def fit(
@@ -121,10 +121,7 @@ def fit(
     if found := doubt(model):
         warnings.warn(found, stacklevel=2)
     bank = bank or Bank(model)
-    if bank.model is not model and (
-        differences(describe(bank.model), description, tolerance=math.inf) or apart(model, bank.model) > PRECISION
-    ):
-        raise ValueError("the bank was made for another model; make it with Bank(model, ...) of the model to fit")
+    bank.check(model)
     choose, report = (held_out(bank, name, seed, validation_paths, progress) for name in ("choose", "report"))
     batches = bank.fill(seed, paths, progress) if isinstance(paths, int) else None
     settings = {
@@ -133,6 +130,7 @@ def fit(
         "objective": names[-1],
         "stages": names,
         "start": None if start is None else [start.t.tolist(), start.a.tolist(), start.b.tolist()],
+        "began": _digest(learner) if isinstance(family, Family) else None,
         "nfe": nfe,
         "seed": seed,
         "paths": paths if batches is None else batches * bank.batch_size,
@@ -175,6 +173,12 @@ def fit(
         "history": _finite(run.history),
     }
     return _solver(learner, model, description, report, settings | course)
+
+
+def _digest(learner: Family) -> str:
+    """A mark of the numbers that a family begins with."""
+    numbers = (value.detach().cpu().numpy().tobytes() for value in learner.state_dict().values())
+    return hashlib.sha256(b"".join(numbers)).hexdigest()[:16]
 
 
 def _finite(rows: Sequence[Sequence[float | None]]) -> list[list[float | None]]:

@@ -20,9 +20,10 @@ from bespoke_solvers.description import describe
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import Draw, Statistics
 from bespoke_solvers.metrics import decimals
+from bespoke_solvers.pictures import to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import Model, NoiseSet
+from bespoke_solvers.velocity import Model, NoiseSet, noise_seeds
 
 KEPT = 10_000  # features of each set, for KID
 KEY = ("model", "method", "nfe", "on")  # of a judge's store
@@ -82,11 +83,11 @@ class Judge:
             apart = report.quality(table, bank.model).rmse
             if apart < CLOSE:
                 return self._judged(table, bank.model) | {"by": stand_in(name, nfe, apart)}
-        return dict(self.solved(bank.model, bank.rtol))
+        return dict(self.solved(bank.model, bank.rtol, bank.atol))
 
-    def solved(self, model: Model, tolerance: float) -> dict[str, float]:
+    def solved(self, model: Model, rtol: float, atol: float) -> dict[str, float]:
         """Those of the exact samples themselves."""
-        return self._judged(exactly(tolerance), model)
+        return self._judged(exactly(rtol, atol), model)
 
     def _judged(self, by: Table | Draw, model: Model) -> dict[str, float]:
         return self.figures(self.drawn(by, model))
@@ -99,11 +100,17 @@ class Judge:
         """What was measured, from the store where it has it; an error is nothing to keep."""
         if self.store is None:
             return measure()
-        known = hashlib.sha256(json.dumps(describe(model), sort_keys=True, default=str).encode()).hexdigest()[:16]
+        known = _known([describe(model), self._seen(model)])
         on = f"{self.count} of {self.noise_set} {self.seed}, to {_digest([self.real.mean, self.real.covariance])}"
         found = self.store.cell(dict(zip(KEY, (known, what, nfe, on), strict=True)), measure)
         assert found is not None
         return {name: found[name] for name in ("fid", "kid", "by") if name in found}
+
+    def _seen(self, model: Model) -> list[float]:
+        """By which a decoder and the features are known again: mean and spread of those of noise, decoded."""
+        pictures = to_uint8(model.pictures(model.noise(noise_seeds("report", 0, 0, 2)).x0)).permute(0, 3, 1, 2)
+        seen = self.features(pictures).double()
+        return [seen.mean().item(), seen.std().item()]
 
     def _samples(self, by: Table | Draw, model: Model) -> Iterator[Tensor]:
         where: dict[str, Any] = {"noise_set": self.noise_set, "seed": self.seed, "batch_size": self.batch_size}
@@ -118,14 +125,27 @@ class Judge:
         return figures
 
 
-def exactly(tolerance: float) -> Draw:
+def exactly(rtol: float, atol: float) -> Draw:
     """Draws the exact samples."""
-    return lambda model, noise: solve(model, noise, rtol=tolerance, atol=tolerance).x1
+    return lambda model, noise: solve(model, noise, rtol=rtol, atol=atol).x1
 
 
 def stand_in(name: str, nfe: int, apart: float) -> str:
     """In words what stands for the exact samples, and how far from them it is."""
     return f"{name}, {nfe} NFE, {decimals(apart)} from them"
+
+
+def _known(value: Any) -> str:
+    """A mark of a description, in which numbers count to three digits: further ones differ between machines."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: rounded(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [rounded(each) for each in value]
+        return f"{value:.3g}" if isinstance(value, float) else value
+
+    return hashlib.sha256(json.dumps(rounded(value), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _digest(numbers: Sequence[Tensor]) -> str:

@@ -287,14 +287,16 @@ def in_plane(exact: Float[Tensor, "m *shape"], runs: Mapping[str, Sequence[Tenso
     """A sampling path and the states of each solver in the plane of their two principal components.
 
     `exact` holds points of the exact path, `runs` the states of each solver for a batch, `sample` is the path's place.
+    A path that goes astray is cut there.
     """
-    tracks = {"exact": exact.flatten(1)} | {
+    whole = {"exact": exact.flatten(1)} | {
         name: torch.stack([state[sample].flatten() for state in states]) for name, states in runs.items()
     }
-    points = torch.cat([*tracks.values()]).cpu().double()
+    tracks = {name: track[track.isfinite().all(1).cumprod(0).bool()].cpu().double() for name, track in whole.items()}
+    points = torch.cat([*tracks.values()])
     centre = points.mean(0)
     plane = torch.linalg.svd(points - centre, full_matrices=False).Vh[:2].T
-    flat = {name: ((track.cpu().double() - centre) @ plane).tolist() for name, track in tracks.items()}
+    flat = {name: ((track - centre) @ plane).tolist() for name, track in tracks.items()}
     return {name: [[round(value, 4) for value in point] for point in track] for name, track in flat.items()}
 
 

@@ -136,14 +136,12 @@ def content_of(solvers: Sequence[Solver]) -> dict[str, Any]:
     """What a file with the tables of these solvers holds."""
     if not solvers:
         raise ValueError("there is no solver to save")
-    if len({solver.nfe for solver in solvers}) < len(solvers) or any(s.model != solvers[0].model for s in solvers):
+    first = solvers[0].model
+    other = any(s.model != first and (not s.model or not first or differences(first, s.model, 1e-3)) for s in solvers)
+    if other or len({solver.nfe for solver in solvers}) < len(solvers):
         raise ValueError("the solvers of a file must belong to one model and differ in nfe")
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": solvers[0].model,
-        "tables": {str(solver.nfe): _record(solver) for solver in sorted(solvers, key=lambda s: s.nfe)},
-    }
+    tables = {str(solver.nfe): _record(solver) for solver in sorted(solvers, key=lambda s: s.nfe)}
+    return {"format": FORMAT, "version": VERSION, "model": first, "tables": tables}
 
 
 def save_pretrained(

@@ -19,6 +19,7 @@ def with_start(
         raise ValueError(f"a start in the middle of {solver.nfe} evaluations is from 1 to {solver.nfe - 1}, got {k}")
     solver.check(model)
     bank = bank or Bank(model)
+    bank.check(model)
     t = solver.table.t[k:]
     batches = [bank.paths(seed, index) for index in range(bank.fill(seed, paths))]
     begun = [dataclasses.replace(each, noise=Noise(each.at(t[:1]).x[0], each.noise.condition)) for each in batches]

@@ -31,7 +31,6 @@ SHOWN_AT = (8, 10, 20)  # the NFE of the paper's figures of samples
 SPRITES = len(SHOWN_AT) * len(plan.SAMPLES.methods) + 1  # of a model, the exact samples among them
 PIXELS = SPRITES * 4 * 32 * 32  # of them together, four pictures of CIFAR10 each: about 200 kB as PNG in base64
 PATHS_SHOWN = 3
-GRID_SAMPLES = 64  # of the choosing set, to choose time grids by
 FAILURES = (ValueError, OSError, RuntimeError)  # after which a run goes on with its other cells
 
 
@@ -138,8 +137,10 @@ class Lab:
         """RMSE and PSNR of a method, and its grid where that was chosen."""
 
         def compute() -> Record:
-            grid = {"grid": self.on_best_grid(method, nfe).name} if method in plan.ON_BEST_GRID else {}
-            return self.figures(self.table(method, nfe)) | grid
+            if method in plan.ON_BEST_GRID:
+                best = self.on_best_grid(method, nfe)
+                return self.figures(best.table) | {"grid": best.name}
+            return self.figures(self.table(method, nfe))
 
         found = self.cell("error", method, nfe, compute)
         assert found is not None
@@ -148,7 +149,7 @@ class Lab:
     def on_best_grid(self, method: str, nfe: int) -> portfolio.Candidate:
         """A dedicated method on the time grid that is best on a part of the choosing set."""
         if (method, nfe) not in self.on_grids:
-            choose = held_out(self.bank, "choose", self.seed, min(self.counts.choose, GRID_SAMPLES), self.progress)
+            choose = held_out(self.bank, "choose", self.seed, min(self.counts.choose, plan.GRID_SAMPLES), self.progress)
             found = portfolio.best([BASELINES[method]], nfe, self.model, choose)
             assert found is not None, f"{method} cannot have {nfe} evaluations"
             self.on_grids[method, nfe] = found
@@ -176,7 +177,7 @@ class Lab:
             assert fitted is not None
             return table_of(fitted)
         if method in plan.ON_BEST_GRID:
-            return self.on_best_grid(method, nfe).table
+            return dedicated.baseline(self.error(method, nfe)["grid"], nfe, self.model)
         return dedicated.baseline(BASELINES[method], nfe, self.model)
 
     def fit(self, method: str, nfe: int) -> Record:
@@ -187,7 +188,7 @@ class Lab:
         options: dict[str, Any] = {}
         if family in BASES:
             options = {"iterations": counts.iterations, "learning_rate": counts.learning_rate}
-        which = f"{self.name} {method} {nfe} NFE {plan.budget(method, counts)} seed {self.seed}"
+        which = f"{self.name} {method} {nfe} NFE {plan.budget(method, counts)} {counts.tolerance:g} seed {self.seed}"
         checkpoint = self.folder / f"{plan.file_name(which)}.checkpoint"
         started = time.monotonic()
         batches = range(-(-counts.paths // counts.batch_size))

@@ -23,6 +23,7 @@ RK1_BESPOKE, RK2_BESPOKE, NS = "RK1-Bespoke", "RK2-Bespoke", "NS (ours)"
 TIME, SCALE = "RK2-Bespoke, time only", "RK2-Bespoke, scale only"
 BASELINES = {RK1: "euler", RK2: "midpoint", RK4: "rk4", DPM2: "dpm-2", EDM: "edm-heun"}
 ON_BEST_GRID = (DPM2,)  # its usual grid is none for flows; that of EDM is what EDM is compared by
+GRID_SAMPLES = 64  # of the choosing set, to choose time grids by
 FITS = {
     RK1_BESPOKE: Fit("rk1"),
     RK2_BESPOKE: Fit("rk2"),
@@ -156,9 +157,11 @@ def source_of(method: str) -> str | None:
 
 
 def budget(method: str, counts: Counts) -> str:
-    """What a fit may spend, in words; a method that is not fitted has none."""
+    """What a fit, or the choice of a grid, may spend, in words; other methods have none."""
     if source_of(method):
         method = RK2_BESPOKE
+    if method in ON_BEST_GRID:
+        return f"grid chosen on {min(counts.choose, GRID_SAMPLES)}"
     if method not in FITS:
         return ""
     spent = f"{counts.paths} paths, {counts.batch_size} at a time, {counts.choose} to choose by"
