@@ -29,6 +29,9 @@ shape = broken(lambda x: x[:, :1])
 dtype = broken(lambda x: x.double())
 picture = lambda: Model(velocity=lambda t, x: -x, shape=(3, 4, 4), schedule=schedules.CondOT())
 latent = lambda: Model(velocity=lambda t, x: -x, shape=(4, 4, 4), schedule=schedules.CondOT())
+net = torch.nn.Identity()
+channel = Model.from_network(lambda t, x: x[:, :1], prediction="v", schedule=schedules.VP(), shape=(2,))
+half = Model(velocity=lambda t, x: x @ torch.eye(2).half(), shape=(2,), schedule=schedules.CondOT())
 number = lambda: 3
 text = "a model"
 given = lambda scale: model()

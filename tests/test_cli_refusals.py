@@ -12,7 +12,12 @@ FIT = "--nfe 8 --out s.json " + " ".join(QUICK)
 PNG = "--out s.png"
 REFUSALS = {
     "fit own:model --nfe 4 --out board.json": "board.json is there already; give another --out, or --overwrite",
-    "fit toy:digits --nfe 7 --family rk2 --out s.json": "multiple of 2, got 7",
+    "fit toy:digits --nfe 4-7 --family rk2 --out s.json": "rk2 has an even number of evaluations, two for each step; "
+    "got 5, 7",
+    f"fit no/folder {FIT}": "there is no folder no/folder; expected zoo:cifar10-eps-vp, ",
+    f"fit own:net {FIT}": "own:net is a network, a Identity; expected a bespoke_solvers.Model",
+    f"fit own:channel {FIT}": "the network returned torch.float32 (4, 1) for an x of torch.float32 (4, 2)",
+    f"fit own:half {FIT}": "and the precision: x is torch.float32",
     f"fit digits {FIT}": "unknown model 'digits'; expected zoo:cifar10-eps-vp, ",
     f"fit toy:digit {FIT}": "unknown toy model 'toy:digit'",
     f"fit mine:model {FIT}": "there is no module 'mine'",

@@ -157,7 +157,7 @@ def test_a_condition_that_the_network_cannot_take_is_a_suspect():
     model = Model(
         lambda t, x, c: x * torch.eye(2)[c], (2,), schedules.CondOT(), draw_condition=lambda _: torch.tensor(7)
     )
-    with pytest.raises(ValueError, match=r"index 7 is out of bounds.* and the conditions$"):
+    with pytest.raises(ValueError, match=r"index 7 is out of bounds.*, the conditions, and the precision"):
         describe(model)
 
 

@@ -67,3 +67,14 @@ def test_a_fit_tells_of_it_and_goes_on():
     reversed_time = Model(lambda t, x: -u(t, x), (2,), CONDOT)
     with pytest.warns(UserWarning, match=r"depends on the noise with a slope of 2\.0.*look whether t = 0 is noise"):
         fit(reversed_time, nfe=4, effort="low", paths=4, validation_paths=4, progress=False)
+
+
+def test_a_path_that_begins_with_data():
+    """alphas in the place of their products."""
+    alphas = 1 - torch.linspace(1e-4, 0.02, 100, dtype=torch.float64)
+    wrong, right = (
+        Model.from_network(lambda t, x: x, prediction="epsilon", schedule=schedules.DiscreteVP(of.tolist()), shape=(3,))
+        for of in (alphas, alphas.cumprod(0) ** 10)
+    )
+    assert "begins, at t = 0, with more data than noise (alpha 0.99, sigma 0.14)" in doubt(wrong)
+    assert doubt(right) is None

@@ -96,7 +96,8 @@ def _called(u: Velocity, t: Tensor, x: Tensor) -> Tensor:
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValueError(
             f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {error}. Check shape (of "
-            "one sample), the order (t, x), that t may be one number or one for each sample, and the conditions"
+            "one sample), the order (t, x), that t may be one number or one for each sample, the conditions, and the "
+            f"precision: x is {x.dtype} (a network in another one must cast x, and its output back)"
         ) from error
 
 

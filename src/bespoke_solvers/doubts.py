@@ -24,6 +24,12 @@ def doubt(model: Model) -> str | None:
     x0, condition = model.noise(range(SAMPLES))
     t, x = torch.full((), model.t_lo, dtype=x0.dtype, device=x0.device), model.start_scale * x0
     predicted, path = ends(model.schedule, t, x, model.bind(condition)(t, x)), model.schedule(t)
+    if path.alpha > path.sigma:
+        return (
+            f"the path begins, at t = {model.t_lo:g}, with more data than noise (alpha {path.alpha:.2f}, sigma "
+            f"{path.sigma:.2f}); look at the schedule (alphas_cumprod is the product of all alphas up to a step, and "
+            "ends near 0) and at the domain"
+        )
 
     def slope(y: Tensor) -> float:
         return ((y * x0).sum() / (x0 * x0).sum()).item()

@@ -50,14 +50,20 @@ def resolve(
         return toy.load(name)
     module, colon, own = name.replace(".py:", ":").partition(":")
     if not (colon and module and own.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        there = f"there is no folder {name}" if "/" in name else f"unknown model {name!r}"
         raise ValueError(
-            f"unknown model {name!r}; expected {', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard, a folder of "
+            f"{there}; expected {', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard, a folder of "
             "diffusers, or package.module:name of a bespoke_solvers.Model, or of a function without arguments that "
             "returns one"
         )
     make = _look_up(module, own)
     if isinstance(make, Model):
         return make
+    if isinstance(make, torch.nn.Module):
+        raise ValueError(
+            f"{name} is a network, a {type(make).__name__}; expected a bespoke_solvers.Model, which says what it "
+            "predicts and on which path: Model.from_network(network, prediction=..., schedule=..., shape=...)"
+        )
     required = [
         p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]

@@ -86,14 +86,17 @@ class Noise(NamedTuple):
         return self.part(slice(count))
 
 
-def checked(output: Any, t: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def checked(output: Any, t: Tensor, x: Tensor, dtype: torch.dtype | None = None, of: str = "velocity") -> Tensor:
     """What a velocity returned for t and x; refuses all but a tensor of x's shape, and of `dtype`, if one is given."""
     if not isinstance(output, Tensor):
-        raise ValueError(f"the velocity returned a {type(output).__name__}; it must return a tensor like x")
+        raise ValueError(
+            f"the {of} returned a {type(output).__name__}; it must return a tensor like x (of a tuple, [0])"
+        )
     if output.shape != x.shape or dtype not in (None, output.dtype):
         raise ValueError(
-            f"the velocity returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} {tuple(x.shape)}"
-            f" and a t of {tuple(t.shape)}; it must return what x is (.to(x.dtype) for another precision)"
+            f"the {of} returned {output.dtype} {tuple(output.shape)} for an x of {x.dtype} {tuple(x.shape)} and a t of "
+            f"{tuple(t.shape)}; it must return what x is (.to(x.dtype) for another precision, .chunk(2, 1)[0] where a "
+            "variance comes with it)"
         )
     return output
 
@@ -214,7 +217,7 @@ class Model:
             time = own_time(float64(t))
             if not isinstance(time, Tensor):
                 raise ValueError(f"network_time returned a {type(time).__name__}; it must return a tensor like t")
-            output = network(time.to(x.device, t.dtype), x, *condition)
+            output = checked(network(time.to(x.device, t.dtype), x, *condition), t, x, of="network")
             return expand(x_weight, x) * x + expand(output_weight, x) * output
 
         return cls(velocity=velocity, schedule=schedule, prediction=prediction, network_time=network_time, **fields)

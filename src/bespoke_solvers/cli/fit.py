@@ -95,6 +95,8 @@ def fit(
         check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
     resolved = resolve(model, guidance, **more)
+    if wrong := [n for n in sorted(set(numbers(nfe))) if family == "rk2" and n % 2]:
+        raise ValueError(f"rk2 has an even number of evaluations, two for each step; got {', '.join(map(str, wrong))}")
     learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh, learning_rate)
