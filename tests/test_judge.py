@@ -108,6 +108,13 @@ def test_copies_on_other_devices_share_the_work(model, real):
     while_drawn = [call for call in calls if call[1] == 16]
     assert while_drawn.count(("first", 16)) >= 4 * 3
     assert while_drawn.count(("copy", 16)) >= 4 * 2
+    spent = [0, 0]
+    for i, judge in enumerate((alone, shared)):
+        counter = Counter(model.velocity)
+        judge.fid(table, dataclasses.replace(model, velocity=counter))
+        spent[i] = counter.evaluations
+    assert spent[0] == 4 * 80
+    assert 4 * 80 <= spent[1] < 4 * 80 + 100, "and some to see that the copies are copies"
 
 
 def test_a_file_without_features_gives_no_kid(model, real):

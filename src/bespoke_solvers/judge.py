@@ -23,7 +23,7 @@ from bespoke_solvers.metrics import decimals
 from bespoke_solvers.pictures import to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
-from bespoke_solvers.velocity import Model, NoiseSet, noise_seeds
+from bespoke_solvers.velocity import Counter, Model, NoiseSet, noise_seeds
 
 KEPT = 10_000  # features of each set, for KID
 KEY = ("model", "method", "nfe", "on")  # of a judge's store
@@ -59,12 +59,17 @@ class Judge:
     def fid(self, table: Table, model: Model) -> float:
         """FID alone, to choose by: `fit(rate=judge.fid)`, of a judge with the noise set `choose`.
 
-        Infinite where samples are not finite.
+        Infinite where samples are not finite. Where the model counts its evaluations, those of the copies count, too.
         """
+        counters = [Counter(copy.velocity) for copy in self.copies]
+        counted = [dataclasses.replace(c, velocity=counter) for c, counter in zip(self.copies, counters, strict=True)]
         try:
-            drawn = fid.statistics(self._samples(table, model), self.features)
+            drawn = fid.statistics(dataclasses.replace(self, copies=counted)._samples(table, model), self.features)
         except fid.AstrayError:
             return math.inf
+        finally:
+            if isinstance(model.velocity, Counter):
+                model.velocity.evaluations += sum(counter.evaluations for counter in counters)
         return fid.fid(drawn, self.real)
 
     def exact(self, bank: Bank) -> dict[str, Any]:
