@@ -87,10 +87,10 @@ class Bank:
                 "(--batch-size, --tolerance), use another (--bank), or remove that folder if the model has changed"
             )
 
-    def check(self, model: Model) -> None:
-        """Refuse a bank of another model than this one; it may be of the same in another precision."""
+    def check(self, model: Model, description: dict[str, Any] | None = None) -> None:
+        """Refuse a bank of another model than this one, whose description may be given; precision may differ."""
         if self.model is not model and (
-            differences(describe(self.model), describe(model), tolerance=math.inf)
+            differences(describe(self.model), description or describe(model), tolerance=math.inf)
             or apart(model, self.model) > PRECISION
         ):
             raise ValueError("the bank was made for another model; make it with Bank(model, ...) of the model to fit")

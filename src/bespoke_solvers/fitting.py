@@ -121,7 +121,7 @@ def fit(
     if found := doubt(model):
         warnings.warn(found, stacklevel=2)
     bank = bank or Bank(model)
-    bank.check(model)
+    bank.check(model, description)
     choose, report = (held_out(bank, name, seed, validation_paths, progress) for name in ("choose", "report"))
     batches = bank.fill(seed, paths, progress) if isinstance(paths, int) else None
     settings = {
