@@ -21,7 +21,7 @@ from bespoke_solvers.metrics import decimals
 from bespoke_solvers.report import significant
 from bespoke_solvers.solver import available, save
 from bespoke_solvers.table import Table
-from commands import QUICK, run
+from commands import QUICK, refused, run
 
 
 def size(path) -> tuple[int, int]:
@@ -239,6 +239,27 @@ def test_an_error_of_the_users_own_code_names_the_place(here, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "own:model", "--nfe", "8", "--out", "s.json"])
     assert re.search(r"error: bad thing \(.*own\.py, line 2; `bespoke --traceback", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (
+            "import nothing_like_it\n",
+            r"own failed: ModuleNotFoundError: No module named 'nothing_like_it' \(.*own\.py, line 1;",
+        ),
+        ("def model(:\n", r"own failed: SyntaxError: .*line 1"),
+        (
+            "import bespoke_solvers as bs\nmodel = bs.Model(lambda t, x: x)\n",
+            r"own failed: TypeError: .*'shape'.*line 2;",
+        ),
+        ("def model():\n    return nonsense\n", r"own:model failed: NameError: name 'nonsense' .*own\.py, line 2;"),
+    ],
+)
+def test_a_module_that_fails_is_told_in_one_line(here, capsys, code, told):
+    Path("own.py").write_text(code)
+    sys.modules.pop("own", None)
+    assert re.search(told, refused(capsys, "fit", "own:model", "--nfe", "8", "--out", "s.json"))
 
 
 def test_conditions_do_not_take_the_place_of_samples(here, capsys):

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,10 @@ def resolve(
     ]
     if required:
         raise ValueError(f"{name} takes the arguments {', '.join(map(str, required))}; it must take none")
-    model = make()
+    try:
+        model = make()
+    except (ImportError, TypeError, NameError, AttributeError) as error:
+        raise _failed(name, error) from error
     if not isinstance(model, Model):
         raise ValueError(f"{name} returned a {type(model).__name__}; it must return a bespoke_solvers.Model")
     return model
@@ -89,12 +93,24 @@ def _look_up(module: str, name: str) -> Model | Callable[[], Any]:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise  # the module is there, but something that it imports is not
+            raise _failed(module, error) from error  # it is there, but something that it imports is not
         raise ValueError(
             f"there is no module {error.name!r} for the model {module}:{name}, neither installed nor in {here}"
         ) from error
+    except (ImportError, SyntaxError, TypeError, NameError, AttributeError) as error:
+        raise _failed(module, error) from error
     own = getattr(found, name, None)
     if not isinstance(own, Model) and not callable(own):
         got = f"it is a {type(own).__name__}" if hasattr(found, name) else f"the module has no {name!r}"
         raise ValueError(f"{module}:{name} must be a bespoke_solvers.Model, or a function that returns one; {got}")
     return own
+
+
+def _failed(name: str, error: Exception) -> ValueError:
+    """An error in the user's own module, with its place there."""
+    own = name.partition(":")[0].rpartition(".")[2]
+    frames = (frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == own)
+    place = "".join(f"{frame.filename}, line {frame.lineno}; " for frame in [*frames][-1:])
+    return ValueError(
+        f"{name} failed: {type(error).__name__}: {error} ({place}`bespoke --traceback ...` shows the way there)"
+    )
