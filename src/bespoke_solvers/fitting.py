@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import hashlib
 import math
 import numbers
 import os
@@ -16,7 +15,7 @@ import torch
 
 from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank, Batches
-from bespoke_solvers.description import describe, network_time
+from bespoke_solvers.description import describe, digest, network_time
 from bespoke_solvers.doubts import doubt
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -130,7 +129,7 @@ def fit(
         "objective": names[-1],
         "stages": names,
         "start": None if start is None else [start.t.tolist(), start.a.tolist(), start.b.tolist()],
-        "began": _digest(learner) if isinstance(family, Family) else None,
+        "began": digest(learner.state_dict().values()) if isinstance(family, Family) else None,
         "nfe": nfe,
         "seed": seed,
         "paths": paths if batches is None else batches * bank.batch_size,
@@ -173,12 +172,6 @@ def fit(
         "history": _finite(run.history),
     }
     return _solver(learner, model, description, report, settings | course)
-
-
-def _digest(learner: Family) -> str:
-    """A mark of the numbers that a family begins with."""
-    numbers = (value.detach().cpu().numpy().tobytes() for value in learner.state_dict().values())
-    return hashlib.sha256(b"".join(numbers)).hexdigest()[:16]
 
 
 def _finite(rows: Sequence[Sequence[float | None]]) -> list[list[float | None]]:

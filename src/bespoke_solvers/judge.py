@@ -16,7 +16,7 @@ from torch import Tensor
 from bespoke_solvers import data, dedicated, fid, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cells import Record, Store
-from bespoke_solvers.description import describe
+from bespoke_solvers.description import describe, digest
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import Draw, Statistics
 from bespoke_solvers.metrics import decimals
@@ -54,7 +54,7 @@ class Judge:
     def table(self, table: Table, model: Model) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
         numbers = [table.t, table.a, table.b]
-        return self._kept(model, f"table {_digest(numbers)}", table.nfe, lambda: self._judged(table, model))
+        return self._kept(model, f"table {digest(numbers)}", table.nfe, lambda: self._judged(table, model))
 
     def fid(self, table: Table, model: Model) -> float:
         """FID alone, to choose by: `fit(rate=judge.fid)`, of a judge with the noise set `choose`.
@@ -106,7 +106,7 @@ class Judge:
         if self.store is None:
             return measure()
         known = _known([describe(model), self._seen(model)])
-        on = f"{self.count} of {self.noise_set} {self.seed}, to {_digest([self.real.mean, self.real.covariance])}"
+        on = f"{self.count} of {self.noise_set} {self.seed}, to {digest([self.real.mean, self.real.covariance])}"
         found = self.store.cell(dict(zip(KEY, (known, what, nfe, on), strict=True)), measure)
         assert found is not None
         return {name: found[name] for name in ("fid", "kid", "by") if name in found}
@@ -151,10 +151,6 @@ def _known(value: Any) -> str:
         return f"{value:.3g}" if isinstance(value, float) else value
 
     return hashlib.sha256(json.dumps(rounded(value), sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _digest(numbers: Sequence[Tensor]) -> str:
-    return hashlib.sha256(b"".join(each.detach().cpu().numpy().tobytes() for each in numbers)).hexdigest()[:16]
 
 
 def in_words(exact: Mapping[str, Any]) -> str:
