@@ -48,7 +48,8 @@ def load(name: str, folder: Path | None = None, device: str = "cpu", compiled: b
     network = network.to(device).eval().requires_grad_(False)
     if compiled:
         network.to(memory_format=torch.channels_last).compile(dynamic=False)
-    return as_model(network, trained_by_us(*PATHS[base], classes=len(CLASSES)), (3, 32, 32), guidance)
+    meaning = trained_by_us(*PATHS[base], classes=len(CLASSES))
+    return as_model(network, meaning, (3, 32, 32), guidance, replayed=not compiled)
 
 
 def link(folder: Path, out: Path) -> None:

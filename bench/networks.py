@@ -25,7 +25,7 @@ FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {lef
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 ALONE = (  # with nothing beside it, and as much to choose by and as exact as by default: the seconds of a fit
-    "bench.frontier --models {models} cifar10-fm-ot --batch-size 64 --choose 64 --tolerance 1e-5 --nfe 10 "
+    "bench.frontier --batch-size 64 --choose 64 --tolerance 1e-5 --minutes {left} --nfe 10 "
     f"--method '{DEFAULT}' --store bench/results/alone"
 )
 EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
@@ -39,6 +39,8 @@ HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
 TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile"
+FINE = f"{FID} --nfe 60 --frontier bench/results/fine"
+CLOSED_FORM = "'ns, closed form'"
 PAPER = (
     "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
     "--choose 256 --samples 256 --tolerance 3e-6 --iterations 150 --learning-rate 2e-2 --quiet"
@@ -46,13 +48,16 @@ PAPER = (
 ZOO = (
     "bespoke_solvers.cli paper --out bench/results/zoo --bank {work}/banks --paths 128 --choose 256 --samples 512 "
     "--batch-size 128 --iterations 150 --learning-rate 2e-2 --only tab:cifar10_a --only fig_a:transferred_ablation "
-    "--fid-samples 10000 --real {real} --inception {weights} --quiet"
+    "--quiet"
 )
 STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # with the FID of float32 to 0.5 %
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
 STORES = ("frontier", "paths", "fid")  # of which docs/results.md has tables
 FITS = "--nfe 6,8,10,16,20 --only fig:euler_vs_midpoint"
+ABLATION = "--nfe 6,8,10,16,20 --only fig_a:scale_time_ablation"
+WITH_FID = ("--nfe 8,10,16,20 --only fig:nfe_vs_fid_cifar10", f"{ABLATION} --only fig:bes_vs_edm")
+TO_PICTURES = "--fid-samples 10000 --real {real} --inception {weights}"
 CURVES = "--only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
 
@@ -82,7 +87,7 @@ def _by_bound(name: str) -> list[str]:
 def _of_paper(name: str) -> list[str]:
     return [
         f"{PAPER} {FOLDERS[name]} --nfe 6,8,10,16,20 {CURVES}",
-        f"{PAPER} {FOLDERS[name]} --nfe 8,10 --only fig_a:scale_time_ablation",
+        f"{PAPER} {FOLDERS[name]} {ABLATION}",
     ]
 
 
@@ -92,7 +97,7 @@ def _until_rest(nfe: int, methods: str, steps: Sequence[int]) -> list[str]:
 
 
 STAGES: list[dict[str, list[str]]] = [
-    {"alone": [ALONE]},
+    {"alone": [f"{ALONE} {' '.join(zoo.NAMES)}", f"{ALONE} {' '.join(PATHS)} --models {{models}}"]},
     {  # the first fits to a model solve the exact paths, which the lanes after them share
         "fm-ot-ours": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {OURS}", *_paths([64])],
         "eps-vp-ours": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {OURS}"],
@@ -135,14 +140,13 @@ STAGES: list[dict[str, list[str]]] = [
         },
         "fine": [
             f"{UNGUIDED} {' '.join(PATHS)} --store bench/results/fine --nfe 60 --method ipndm",
+            f"{UNGUIDED} cifar10-eps-vp --store bench/results/fine --nfe 60 --method {CLOSED_FORM}",
             *(
-                f"{FID} {name} --frontier bench/results/fine --nfe 60 --method ipndm"
+                f"{FINE} {name} --method ipndm"
                 for name in (*PATHS, *(f"{name}@{half}" for name, half in STAND_INS.items()), "cifar10-eps-vp@bfloat16")
             ),
-            *(
-                f"{FID} {name}@{half} --frontier bench/results/fine --nfe 60 --method ipndm --samples 50000"
-                for name, half in STAND_INS.items()
-            ),
+            *(f"{FINE} {name}@{half} --method ipndm --samples 50000" for name, half in STAND_INS.items()),
+            *(f"{FINE} cifar10-eps-vp@float16 --method {CLOSED_FORM} --samples {n}" for n in (10_000, 50_000)),
         ],
         "exact": [
             f"{FID} cifar10-fm-ot --nfe 6 --method '{DEFAULT}' --samples 50000",
@@ -152,7 +156,7 @@ STAGES: list[dict[str, list[str]]] = [
     },
     {
         **{
-            name.replace(":cifar10", ""): [f"{ZOO} {name} --nfe {nfe}" for nfe in ("8,10", "16,20")]
+            name.replace(":cifar10", ""): [f"{ZOO} {name} --nfe {nfe} {TO_PICTURES}" for nfe in ("8,10", "16,20")]
             for name in zoo.NAMES
         },
         "fm-ot-paper": _of_paper("cifar10-fm-ot"),
@@ -165,8 +169,8 @@ STAGES: list[dict[str, list[str]]] = [
         "paper": [
             f"{PAPER} {EACH} --nfe 6,8,10,16,20 --only fig_a:transferred_ablation",
             "bench.exchange bench/results/paper --real {real} --weights {weights}",
-            f"{PAPER} {' '.join(FOLDERS.values())} --nfe 8,10,16,20 --only fig:nfe_vs_fid_cifar10 --fid-samples 10000 "
-            "--real {real} --inception {weights}",
+            *(f"{PAPER} {' '.join(FOLDERS.values())} {each} {TO_PICTURES}" for each in WITH_FID),
+            f"{PAPER} {EACH} --nfe 16,20 --only fig_a:transferred_ablation {TO_PICTURES}",
             f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
             f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
         ],

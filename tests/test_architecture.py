@@ -12,6 +12,7 @@ import bespoke_solvers
 PACKAGE = Path(bespoke_solvers.__file__).parent
 LAYERS = [
     "precision",
+    "replay",
     "files",
     "data",
     "schedules",

@@ -8,6 +8,16 @@ from typing import Any
 import torch
 
 _lock, _inside, _before = threading.Lock(), 0, list[Any]()
+EXACT = {"fp32_precision": "ieee", "allow_tf32": False}  # by the name of a switch
+
+
+def switches() -> list[tuple[Any, str]]:
+    """Where PyTorch is told how exact products of float32 are, as objects and names of their attributes."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # before PyTorch 2.9
+        return [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
+    cudnn: Any = torch.backends.cudnn
+    cpu: Any = torch.backends.mkldnn
+    return [(where, "fp32_precision") for where in (torch.backends.cuda.matmul, cudnn.conv, cpu.matmul, cpu.conv)]
 
 
 @contextmanager
@@ -17,19 +27,11 @@ def full_float32(device: torch.device) -> Iterator[None]:
     The switches are the process's: of several threads the first turns them, and the last one turns them back.
     """
     global _inside, _before
-    switches: list[tuple[Any, str]]
-    exact: Any
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch 2.9 and later
-        gpu = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-        cpu: Any = torch.backends.mkldnn
-        switches, exact = [(where, "fp32_precision") for where in (*gpu, cpu.matmul, cpu.conv)], "ieee"
-    else:
-        switches, exact = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")], False
     with _lock:
         if _inside == 0:
-            _before = [getattr(*switch) for switch in switches]
-            for where, name in switches:
-                setattr(where, name, exact)
+            _before = [getattr(*switch) for switch in switches()]
+            for where, name in switches():
+                setattr(where, name, EXACT[name])
         _inside += 1
     try:
         with torch.autocast(device.type, enabled=False):
@@ -38,5 +40,5 @@ def full_float32(device: torch.device) -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0:
-                for (where, name), value in zip(switches, _before, strict=True):
+                for (where, name), value in zip(switches(), _before, strict=True):
                     setattr(where, name, value)

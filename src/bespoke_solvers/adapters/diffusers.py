@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bespoke_solvers.description import schedule_of
+from bespoke_solvers.replay import Replayed
 from bespoke_solvers.schedules import CondOT, DiscreteVP, Schedule
 from bespoke_solvers.velocity import Model, guided
 
@@ -55,13 +56,23 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
         network.to(memory_format=torch.channels_last)  # a sixth faster there
     size = config["sample_size"]
     shape = (config["in_channels"], *(size if isinstance(size, list) else (size, size)))
-    return as_model(network.to(device).eval().requires_grad_(False), meaning, shape, guidance, not is_pipeline)
+    network.to(device).eval().requires_grad_(False)
+    return as_model(network, meaning, shape, guidance, scales_noise=not is_pipeline, replayed=True)
 
 
 def as_model(
-    network: Any, meaning: Meaning, shape: tuple[int, ...], guidance: float | None = None, scales_noise: bool = True
+    network: Any,
+    meaning: Meaning,
+    shape: tuple[int, ...],
+    guidance: float | None = None,
+    *,
+    scales_noise: bool = True,
+    replayed: bool = False,
 ) -> Model:
-    """The model of a U-Net; its condition is a label, if it has any."""
+    """The model of a U-Net; its condition is a label, if it has any.
+
+    replayed: record the network on a GPU and replay it, for one that is moved and changed no more.
+    """
     labels = network.config.num_class_embeds or 0
     classes = labels if meaning.classes is None else meaning.classes
     if guidance is not None and classes == labels:
@@ -71,8 +82,9 @@ def as_model(
         found: Tensor = network(x.to(network.dtype), time, class_labels=label[0] if label else None).sample
         return meaning.sign * found.to(x.dtype)
 
+    called = Replayed(output) if replayed else output
     return Model.from_network(
-        output if guidance is None else guided(output, torch.tensor(classes), guidance),
+        called if guidance is None else guided(called, torch.tensor(classes), guidance),
         prediction=meaning.prediction,
         schedule=meaning.schedule,
         network_time=meaning.network_time,
