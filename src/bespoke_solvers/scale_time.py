@@ -35,7 +35,7 @@ def transformed_velocity(u: Velocity, transform: Transform) -> Velocity:
 
     def u_bar(r: Tensor, x: Tensor) -> Tensor:
         t, dt, s, ds = transform(r)
-        return expand(ds / s, x) * x + expand(dt * s, x) * u(t.to(x), x / expand(s, x))
+        return expand(ds / s, x) * x + expand(dt * s, x) * u(t.to(x, non_blocking=x.is_cuda), x / expand(s, x))
 
     return u_bar
 
