@@ -16,6 +16,7 @@ PAGES |= {
     card.relative_to(ROOT).as_posix(): f"zoo-{card.parent.name}.md"
     for card in sorted((ROOT / "src" / "bespoke_solvers" / "zoo").glob("*/README.md"))
 }
+FIGURES = Path("bench/results/paper")
 LINK = re.compile(r'(?P<before>\]\(|src=")(?P<target>[^)"#:]+)(?=[)"#])')
 
 
@@ -29,6 +30,8 @@ def on_site(target: str, folder: Path) -> str:
         return path.relative_to("docs").as_posix()
     if path.parts[0] == "examples":
         return f"examples.md#{path.stem}" if file.is_file() else "examples.md"
+    if path.is_relative_to(FIGURES):
+        return f"figures/{path.name}"
     return PAGES[path.as_posix()]
 
 
@@ -49,6 +52,9 @@ def main(out: Path) -> None:
     """Write all pages and pictures."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (out / "figures").mkdir()
+    for figure in (ROOT / FIGURES).glob("*.png"):
+        shutil.copy(figure, out / "figures")
     for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES)]:
         (out / PAGES.get(page.relative_to(ROOT).as_posix(), page.name)).write_text(staged(page))
     (out / "examples.md").write_text(examples())

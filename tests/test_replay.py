@@ -56,6 +56,11 @@ def test_on_other_devices_the_function_is_called_as_it_is():
     assert not wrapped.recordings
 
 
+def test_what_is_no_tensor_goes_to_the_function_as_it_is():
+    wrapped = Replayed(lambda t, x, condition: t * x + condition["shift"])
+    assert wrapped(2.0, torch.ones(3), {"shift": 1.0}).tolist() == [3.0, 3.0, 3.0]
+
+
 def test_calls_alike_are_recorded_once_and_each_has_its_own_output(stand):
     given = [inputs(4, 3) for _ in range(AFTER + 5)]
     found = [stand(t, x) for t, x in given]

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ class Replayed:
     """A function of tensors that is recorded on the GPU once it was called `AFTER` times alike, and replayed then.
 
     The kernels are the same, and so are the numbers. What it reads beside its arguments, the network's weights, must
-    stay where it is. It is called as it is on other devices, for gradients, for large inputs, on streams of one's own,
-    and where it cannot be recorded.
+    stay where it is, and it must make no decisions by the values of its inputs: those of the recording would stand. It
+    is called as it is on other devices, for gradients, for large inputs, on streams of one's own, and where it cannot
+    be recorded.
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
@@ -40,8 +41,8 @@ class Replayed:
         self.recordings: dict[Hashable, Recording | None] = {}
         self.lock = threading.Lock()
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """What the function returns for these inputs."""
+    def __call__(self, *inputs: Any) -> Tensor:
+        """What the function returns for these inputs, of which those that are no tensors keep it from being replayed."""
         if not _can_replay(inputs):
             return self.function(*inputs)
         with self.lock:
@@ -77,11 +78,12 @@ class Replayed:
         return None if output.requires_grad else Recording(graph, kept, output)
 
 
-def _can_replay(inputs: tuple[Tensor, ...]) -> bool:
+def _can_replay(inputs: tuple[Any, ...]) -> bool:
+    if not all(isinstance(given, Tensor) and given.is_cuda for given in inputs):
+        return False
     device = inputs[0].device
     return (
-        device.type == "cuda"
-        and all(given.device == device for given in inputs)
+        all(given.device == device for given in inputs)
         and max(given.numel() for given in inputs) <= SMALL
         and not (torch.is_grad_enabled() and any(given.requires_grad for given in inputs))
         and forward_ad._current_level < 0
