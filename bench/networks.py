@@ -53,7 +53,7 @@ ZOO = (
 STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # with the FID of float32 to 0.5 %
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
-STORES = ("frontier", "paths", "fid")  # of which docs/results.md has tables
+STORES = ("frontier", "paths", "many", "fid")  # of which docs/results.md has tables
 FITS = "--nfe 6,8,10,16,20 --only fig:euler_vs_midpoint"
 ABLATION = "--nfe 6,8,10,16,20 --only fig_a:scale_time_ablation"
 WITH_FID = ("--nfe 8,10,16,20 --only fig:nfe_vs_fid_cifar10", f"{ABLATION} --only fig:bes_vs_edm")
@@ -67,6 +67,7 @@ def _toys() -> list[str]:
         f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *BY_BOUND.values()])}",
         f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
+        f"{TOYS} --nfe 8 10 --method '{DEFAULT}' '{HIGH}' --samples 65536 --store bench/results/many",
         *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
     ]
 

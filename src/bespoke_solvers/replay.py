@@ -42,7 +42,7 @@ class Replayed:
         self.lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """What the function returns for these inputs, of which those that are no tensors keep it from being replayed."""
+        """What the function returns for these inputs; where one is no tensor, it is not replayed."""
         if not _can_replay(inputs):
             return self.function(*inputs)
         with self.lock:
