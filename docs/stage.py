@@ -1,8 +1,8 @@
 """The sources of the site in one folder: python docs/stage.py FOLDER.
 
 On GitHub, pages are read where they lie and link to files beside and above them. A site has no files above it: here
-README becomes its first page, each program of examples/ a part of one page, each card of the zoo a page, and links
-follow them.
+README becomes its first page, each program of examples/ a part of one page, each card of the zoo a page, the figures of
+`bespoke paper` lie beside them, and links follow.
 """
 
 import re
@@ -31,7 +31,7 @@ def on_site(target: str, folder: Path) -> str:
     if path.parts[0] == "examples":
         return f"examples.md#{path.stem}" if file.is_file() else "examples.md"
     if path.is_relative_to(FIGURES):
-        return f"figures/{path.name}"
+        return f"paper-{path.name}"
     return PAGES[path.as_posix()]
 
 
@@ -52,9 +52,8 @@ def main(out: Path) -> None:
     """Write all pages and pictures."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    (out / "figures").mkdir()
     for figure in (ROOT / FIGURES).glob("*.png"):
-        shutil.copy(figure, out / "figures")
+        shutil.copy(figure, out / f"paper-{figure.name}")
     for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES)]:
         (out / PAGES.get(page.relative_to(ROOT).as_posix(), page.name)).write_text(staged(page))
     (out / "examples.md").write_text(examples())
