@@ -1,6 +1,7 @@
 """Networks as CUDA graphs: a small one runs on a GPU in a fraction of the time that Python takes to call it."""
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from torch.autograd import forward_ad
 
 from bespoke_solvers.precision import switches
 
-AFTER = 3  # calls alike, by which cuDNN has chosen its kernels
+AFTER = 3  # calls alike, before one is recorded: many are made once or twice only
 SMALL = 2**21  # numbers in an input, above which the GPU is busy for longer than Python is
 MOST = 8  # recordings: each is of inputs of one shape, in one precision
 
@@ -31,15 +32,21 @@ class Replayed:
 
     The kernels are the same, and so are the numbers. What it reads beside its arguments, the network's weights, must
     stay where it is, and it must make no decisions by the values of its inputs: those of the recording would stand. It
-    is called as it is on other devices, for gradients, for large inputs, on streams of one's own, and where it cannot
-    be recorded.
+    is called as it is on other devices, where gradients are enabled, under autocast, for large inputs, on streams of
+    one's own, and, with a warning, where it cannot be recorded.
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
         self.calls: Counter[Hashable] = Counter()
         self.recordings: dict[Hashable, Recording | None] = {}
+        self.sides: dict[torch.device, torch.cuda.Stream] = {}  # which recordings are made on
+        self.pool: Any = None  # the memory of all of them: only one runs at a time, and its output is copied out
         self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has recordings of its own."""
+        return type(self), (self.function,)
 
     def __call__(self, *inputs: Any) -> Tensor:
         """What the function returns for these inputs; where one is no tensor, it is not replayed."""
@@ -65,17 +72,23 @@ class Replayed:
         return self.recordings[like]
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording | None:
-        kept, graph = [given.clone() for given in inputs], torch.cuda.CUDAGraph()
+        device, graph = inputs[0].device, torch.cuda.CUDAGraph()
+        if device not in self.sides:
+            self.sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        usual, side = torch.cuda.current_stream(device), self.sides[device]
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        kept = [given.clone() for given in inputs]
+        side.wait_stream(usual)
         try:
-            with (
-                _one_at_a_time,
-                torch.cuda.device(inputs[0].device),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),
-            ):
-                output = self.function(*kept)
-        except RuntimeError:  # it waits for the GPU inside, or there is no memory for another one
+            with _one_at_a_time, torch.cuda.stream(side):  # which also leads back where a recording fails
+                self.function(*kept)  # so that this thread has chosen its kernels
+                with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
+                    output = self.function(*kept)
+        except RuntimeError as error:  # it waits for the GPU inside, say
+            warnings.warn(f"the network cannot be recorded as a CUDA graph, and runs without: {error}", stacklevel=4)
             return None
-        return None if output.requires_grad else Recording(graph, kept, output)
+        usual.wait_stream(side)
+        return Recording(graph, kept, output)
 
 
 def _can_replay(inputs: tuple[Any, ...]) -> bool:
@@ -85,8 +98,9 @@ def _can_replay(inputs: tuple[Any, ...]) -> bool:
     return (
         all(given.device == device for given in inputs)
         and max(given.numel() for given in inputs) <= SMALL
-        and not (torch.is_grad_enabled() and any(given.requires_grad for given in inputs))
+        and not torch.is_grad_enabled()
         and forward_ad._current_level < 0
+        and not torch.is_autocast_enabled("cuda")  # which keeps copies of weights, for as long as it lasts
         and torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
     )
 
@@ -94,8 +108,7 @@ def _can_replay(inputs: tuple[Any, ...]) -> bool:
 def _like(inputs: tuple[Tensor, ...]) -> Hashable:
     """What calls must have in common to run the same kernels."""
     return (
-        *((given.shape, given.dtype) for given in inputs),
+        *((given.device, given.dtype, given.shape, given.stride()) for given in inputs),
         *(getattr(*switch) for switch in switches()),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
         torch.is_inference_mode_enabled(),
     )

@@ -28,8 +28,6 @@ from bespoke_solvers.paper.lab import EXACT, Lab
 from bespoke_solvers.paper.plan import FULL, QUICK, Counts, Experiment
 from bespoke_solvers.paper.results import Results
 
-AT_ONCE = 4  # times as many samples for FID as paths in a fit, whose steps go together and keep what gradients need
-
 
 def paper(
     model: Annotated[list[str], typer.Argument(metavar="MODEL...", help="One or several models, as in bespoke fit.")],
@@ -106,7 +104,7 @@ def paper(
     known = {record["real"] for name in names for record in store.of(name) if record["measured"] == "fid"}
     by = None
     if real and (not draw or len(known) > 1):
-        by = judge(real, inception, counts.fid_samples, seed, AT_ONCE * counts.batch_size, "report")
+        by = judge(real, inception, counts.fid_samples, seed, counts.batch_size, "report")
     elif len(known) > 1:
         raise ValueError(
             f"FID in {out} was measured to {len(known)} sets of pictures; say which by --real, --inception"
