@@ -66,6 +66,7 @@ def _toys() -> list[str]:
     return [
         f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *BY_BOUND.values()])}",
         f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",
+        f"{DIGITS} --batch-size 128 --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
         f"{TOYS} --nfe 8 10 --method '{DEFAULT}' '{HIGH}' --samples 65536 --store bench/results/many",
         *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
@@ -74,7 +75,7 @@ def _toys() -> list[str]:
 
 def _paths(counts: Sequence[int]) -> list[str]:
     line = f"{UNGUIDED} cifar10-fm-ot --nfe 4 --method '{DEFAULT}' --store bench/results/paths"
-    return [f"{line} --paths {count}" for count in counts]
+    return [f"{line} --paths {count} --batch-size {min(count, 64)}" for count in counts]
 
 
 def _by_bound(name: str) -> list[str]:
@@ -112,7 +113,7 @@ STAGES: list[dict[str, list[str]]] = [
             f"{UNGUIDED} cifar10-fm-ot@bfloat16 cifar10-fm-ot@float16 --nfe 5 10 {HALF}",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 400 --learning-rate 1e-2",
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
-            *_paths([128, 256, 512, 1024]),
+            *_paths([16, 32, 128, 256, 512, 1024]),
         ],
         **{
             f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1400, 1800)), *_until_rest(nfe, SLOWER, (2000, 2200))]

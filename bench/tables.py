@@ -47,7 +47,8 @@ def _solver(record: dict[str, Any]) -> tuple[Any, ...]:
 def fid_table(records: list[dict[str, Any]]) -> str:
     """FID against NFE in Markdown, in percent of the exact solution's on as many samples.
 
-    Where it was not solved, the solver nearest to it stands for it whose FID was seen to be the same on fewer samples.
+    Where it was not solved, the solver nearest to it stands for it whose FID was seen to be the same on fewer samples,
+    and has no percentage of its own.
     """
     exact = {r["samples"]: r["fid"] for r in records if r["method"] == EXACT}
     others = [r for r in records if r["method"] != EXACT]
@@ -63,7 +64,8 @@ def fid_table(records: list[dict[str, Any]]) -> str:
         of, cells = exact.get(samples), dict.fromkeys(columns, "")
         for record in records:
             if (record["method"], record["budget"], record["samples"]) == row:
-                cells[record["nfe"]] = f"{record['fid']:.2f}" + (f" ({record['fid'] / of:.1%})" if of else "")
+                share = f" ({record['fid'] / of:.1%})" if of and record["fid"] != of else ""
+                cells[record["nfe"]] = f"{record['fid']:.2f}" + share
         shown = [f"{of:.2f}" if of else "", *cells.values()]
         lines.append(f"| {method} | {budget} | {samples:,} | " + " | ".join(shown) + " |")
     return "\n".join(lines)

@@ -98,7 +98,7 @@ class Run:
 
     def _validate(self, stage: Stage | None, loss: float | None) -> None:
         """Measure the solver on the choosing set, keep it if it is better, and write the checkpoint."""
-        table = self.family().detach().on(self.model)
+        started, table = time.monotonic(), self.family().detach().on(self.model)
         quality = self.choose.quality(table, self.model)
         self.evaluations["forward"] += self.family.nfe * len(self.choose.x1)
         better = stage is None or stage.better(quality, Quality(*self.best_quality))
@@ -112,6 +112,7 @@ class Run:
         if better:
             self.best = {name: value.clone() for name, value in self.family.state_dict().items()}
             self.best_iteration, self.best_quality = self.iteration, (quality.rmse, quality.psnr)
+        self.seconds += time.monotonic() - started
         self.history.append((self.iteration, loss, *quality))
         if self.checkpoint is not None:
             self.state = stage.state() if stage else {}
