@@ -18,7 +18,7 @@ install: .venv/installed
 	touch $@
 
 demo: install
-	env -u OMP_NUM_THREADS $(BIN)/bespoke demo
+	env -u OMP_NUM_THREADS OMP_WAIT_POLICY=passive $(BIN)/bespoke demo
 
 test: install lint
 	$(BIN)/pytest -n 2

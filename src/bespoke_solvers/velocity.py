@@ -23,11 +23,8 @@ LARGEST_SNR = 1e3  # where a prediction is divided by alpha or sigma, the domain
 
 
 def expand(value: Tensor, x: Tensor) -> Tensor:
-    """`value` (0-d or one per sample) in x's dtype and on its device, shaped to multiply `x`.
-
-    Without waiting for a GPU: the numbers are taken before `to` returns, since they are not in pinned memory.
-    """
-    moved = value.to(x, non_blocking=x.is_cuda)
+    """`value` (0-d or one per sample) in x's dtype and on its device, shaped to multiply `x`."""
+    moved = value.to(x, non_blocking=x.is_cuda)  # `to` takes the numbers before it returns: they are not pinned
     return moved.reshape(value.shape + (1,) * (x.ndim - value.ndim if value.ndim else 0))
 
 
