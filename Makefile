@@ -17,6 +17,7 @@ install: .venv/installed
 	$(PIP) --editable '.[dev]'
 	touch $@
 
+# All cores, and threads that sleep while they wait: on busy cores those that spin take many times as long.
 demo: install
 	env -u OMP_NUM_THREADS OMP_WAIT_POLICY=passive $(BIN)/bespoke demo
 

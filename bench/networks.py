@@ -40,7 +40,7 @@ DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --s
 TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile --statistics {work}/statistics"
 FINE = f"{FID} --nfe 60 --frontier bench/results/fine"
-CLOSED_FORM = "'ns, closed form'"
+CLOSED_FORM = shlex.quote(next(iter(CHAIN)))
 PAPER = (
     "bespoke_solvers.cli paper --out bench/results/paper --bank {work}/banks --budget 64 --batch-size 64 --paths 64 "
     "--choose 256 --samples 256 --tolerance 3e-6 --iterations 150 --learning-rate 2e-2 --quiet"
