@@ -12,10 +12,13 @@ from bespoke_solvers.families import Family
 from bespoke_solvers.gauss_newton import Linearised, Problem
 from bespoke_solvers.metrics import norm
 from bespoke_solvers.reference import Paths
+from bespoke_solvers.schedules import float64
 from bespoke_solvers.table import Table, sample, states
-from bespoke_solvers.velocity import Velocity
+from bespoke_solvers.velocity import expand, map_condition
 
 DIRECTIONS = 16  # along which a stage's u is differentiated in each sample
+TOGETHER = 2**20  # numbers in a call for several directions: a GPU is not busy with few
+LACKING = 1e-12  # of the largest product of vectors, below which a direction is rounding
 
 
 class EndPoint(Problem):
@@ -90,23 +93,22 @@ def push_forward(
 
     *ys, y_n = states(table, kept, x0)
     t, b, dt, da, db = (part.to(x0) for part in (table.t, table.b, *tangents))
-    along: list[tuple[Tensor, Tensor]] = []  # of u_0, u_1, ...: derivatives, and their weights in each du
+    moving: list[tuple[Tensor, Tensor]] = []  # of u_0, u_1, ...: derivatives, and their weights in each du
     for k in range(table.nfe + 1):
         dy = torch.einsum("m,b...->mb...", da[:, k], x0)
-        for j, (derivatives, weights) in enumerate(along):
+        for j, (derivatives, weights) in enumerate(moving):
             dy += torch.einsum("m,b...->mb...", db[:, k, j], us[j])
             dy += b[k, j] * torch.einsum("mbr,rb...->mb...", weights, derivatives)
         if k == table.nfe:
             break
         basis, weights = main_directions(dy, directions)
-        moves = [(torch.zeros_like(t[k]), direction, difference) for direction in basis]
+        found = [along(paths, t[k], ys[k], us[k], basis, difference)] if len(basis) else [basis]
         if dt[:, k].any():
             by = difference / table.nfe
-            ahead = table.t[k].item() + by <= paths.model.t_hi  # otherwise backwards
-            moves.append((torch.ones_like(t[k]), torch.zeros_like(x0), by if ahead else -by))
+            by = by if table.t[k].item() + by <= paths.model.t_hi else -by
+            found.append((u(t[k] + by, ys[k]) - us[k])[None] / by)
             weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
-        found = [_along(u, t[k], ys[k], us[k], *move) for move in moves]
-        along.append((torch.stack(found) if found else x0.new_empty(0, *x0.shape), weights))
+        moving.append((torch.cat(found), weights))
     return Linearised(y_n, dy)
 
 
@@ -121,12 +123,42 @@ def main_directions(
     if len(spanning) > most:
         mixing = torch.randn(most, len(spanning), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         spanning = torch.einsum("rm,mbd->rbd", mixing.to(dy), spanning)
-    columns = spanning.permute(1, 2, 0)
-    basis = torch.linalg.qr(columns.cpu() if columns.device.type == "mps" else columns).Q.to(columns)
-    return basis.permute(2, 0, 1).reshape(-1, *dy.shape[1:]), torch.einsum("mbd,bdr->mbr", vectors, basis)
+    basis = orthonormal(spanning)
+    return basis.reshape(-1, *dy.shape[1:]), torch.einsum("mbd,rbd->mbr", vectors, basis)
 
 
-def _along(u: Velocity, t: Tensor, y: Tensor, u_y: Tensor, dt: Tensor, dy: Tensor, by: float) -> Tensor:
-    """The derivative of u at (t, y) along (dt, dy), by a difference of that size."""
-    h = by / torch.maximum(norm(dy).mean(), dt.abs())
-    return (u(t + h * dt, y + h * dy) - u_y) / h
+def orthonormal(vectors: Float[Tensor, "r b d"]) -> Float[Tensor, "r b d"]:
+    """An orthonormal basis of what each sample's vectors span; a direction that they lack is zero.
+
+    It follows from their products, whose eigenvalues the CPU finds: GPUs take a QR of each sample one after another.
+    """
+    unit = float64(vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny))
+    values, mixing = torch.linalg.eigh(torch.einsum("rbd,sbd->brs", unit, unit).cpu().nan_to_num())
+    mixing = mixing / values.masked_fill(values < LACKING * values[:, -1:], torch.inf).sqrt()[:, None]
+    return torch.einsum("rbd,brs->sbd", unit, mixing.to(unit)).to(vectors)
+
+
+def along(
+    paths: Paths, t: Tensor, y: Tensor, u_y: Tensor, directions: Float[Tensor, "r b *shape"], by: float
+) -> Float[Tensor, "r b *shape"]:
+    """The derivatives of u at (t, y), where it is u_y, along each sample's directions, by differences of that size.
+
+    As many directions go through the network at once as are `TOGETHER` numbers; one by one where memory lacks for that.
+    """
+
+    def derivatives(some: Tensor) -> Tensor:
+        r, b = some.shape[:2]
+        flat = some.flatten(0, 1)
+        condition = map_condition(lambda c: c.repeat(r, *[1] * (c.ndim - 1)), paths.noise.condition)
+        h = expand(by / norm(flat).reshape(r, b).mean(1).repeat_interleave(b), flat)
+        moved = paths.model.bind(condition)(t, y.repeat(r, *[1] * (y.ndim - 1)) + h * flat)
+        return ((moved.reshape(some.shape) - u_y).flatten(0, 1) / h).reshape(some.shape)
+
+    together = max(1, TOGETHER // y.numel())
+    while True:
+        try:
+            return torch.cat([derivatives(some) for some in torch.split(directions, together)])
+        except torch.cuda.OutOfMemoryError:
+            if together == 1:
+                raise
+        together = 1

@@ -9,7 +9,7 @@ from bespoke_solvers.families import NonStationary
 from bespoke_solvers.gauss_newton import Linearised, Problem
 from bespoke_solvers.grids import straightness, times_of
 from bespoke_solvers.reference import Paths
-from bespoke_solvers.regression import Rows, closed_form, fit_rows, on_disk
+from bespoke_solvers.regression import Rows, closed_form, fit_rows, scratch
 from bespoke_solvers.table import Table
 
 
@@ -60,7 +60,7 @@ class Projection(Problem):
         """Each time is moved, and the rows after it are fitted again."""
         self.weights, self.tables = weights, {}
         rows = self.rows(theta)
-        columns = [on_disk((len(theta), *y.shape), y.dtype) for y in rows.samples]
+        columns = [scratch((len(theta), *y.shape), y) for y in rows.samples]
         room = (self.r_hi - self.r_lo - theta.sum()).clamp(min=0).item()
         for k in range(len(theta)):
             steps = min(difference, room / 2), -min(difference, theta[k].item() / 2)
