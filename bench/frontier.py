@@ -235,6 +235,12 @@ class Frontier:
         return Fitted(solver.table, solver.theta, record)
 
 
+def warm_up(model: Model, batch_size: int) -> None:
+    """A small fit, after which the process has loaded and chosen all that a fit runs on a GPU."""
+    bank = Bank(model, batch_size=batch_size)
+    fit(model, nfe=2, bank=bank, paths=batch_size, validation_paths=batch_size, iterations=1, progress=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="+", help="toy:digits, cifar10-fm-ot, cifar10-eps-vp@w2, ...")
@@ -257,9 +263,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after that time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--banks", type=Path, help="keep exact paths in this folder")
+    parser.add_argument("--warm-up", action="store_true", help="fit once before, for the seconds of a GPU at work")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
+    if options.warm_up:
+        warm_up(load(options.model[0], options.models, options.device), options.batch_size)
     store, started = Store(options.store), time.monotonic()
     for name in options.model:
         frontier = Frontier(name, options, store)

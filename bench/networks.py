@@ -25,7 +25,7 @@ FRONTIER = "bench.frontier --models {models} --banks {work}/banks --minutes {lef
 UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 ALONE = (  # with nothing beside it, and as much to choose by and as exact as by default: the seconds of a fit
-    "bench.frontier --batch-size 64 --choose 64 --tolerance 1e-5 --minutes {left} --nfe 10 "
+    "bench.frontier --warm-up --batch-size 64 --choose 64 --tolerance 1e-5 --minutes {left} --nfe 10 "
     f"--method '{DEFAULT}' --store bench/results/alone"
 )
 EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"

@@ -1,16 +1,20 @@
 import dataclasses
+import itertools
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bespoke_solvers import bank as bank_module
 from bespoke_solvers import reference, toy
 from bespoke_solvers.bank import Bank, BankFullError
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.files import write_atomically, write_new
+from bespoke_solvers.fitting import fit
 from bespoke_solvers.metrics import psnr, rmse
 from bespoke_solvers.schedules import VP, CondOT
 from bespoke_solvers.table import sample
@@ -52,6 +56,27 @@ def test_ends_of_fitting_paths_are_kept_apart_from_them(model, tmp_path, first):
         bank.paths(0, 0)
     _, x1, _ = bank.samples("fit", 0, 0)
     assert torch.equal(x1, bank.paths(0, 0).x1)
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_a_fit_counts_the_time_of_paths_that_were_there(model, tmp_path, monkeypatch, where):
+    """Each batch takes ten seconds of this clock, and nothing else takes any."""
+    now = itertools.count(0, 10)
+    monkeypatch.setattr("bespoke_solvers.bank.time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr("bespoke_solvers.run.time", SimpleNamespace(monotonic=lambda: 0))
+    folder = tmp_path if where == "folder" else None
+    bank = Bank(model, folder, batch_size=4)
+
+    def fitted(bank, paths):
+        return fit(model, nfe=2, bank=bank, paths=paths, validation_paths=8, effort="low", progress=False)
+
+    assert fitted(bank, 8).fit["seconds"] == 40
+    assert fitted(bank, 12).fit["seconds"] == 50
+    if where == "folder":
+        assert fitted(Bank(model, folder, batch_size=4), 12).fit["seconds"] == 50
+        for file in folder.glob("fit-*.safetensors"):  # as an earlier version wrote them
+            save_file({name: value for name, value in load_file(file).items() if name != "seconds"}, file)
+        assert fitted(Bank(model, folder, batch_size=4), 12).fit["seconds"] == 20
 
 
 def test_threads_can_write_one_file(tmp_path):

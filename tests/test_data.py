@@ -70,6 +70,14 @@ def test_a_changed_whole_batch_is_told(tmp_path, monkeypatch, kind, own):
         prepare(SOURCES[kind](tmp_path / "a"), tmp_path / "out", split="test")
 
 
+def test_a_batch_cut_between_two_pictures_is_told(tmp_path):
+    source = cifar_folder(tmp_path / "a")
+    cut = source / "data_batch_3.bin"
+    cut.write_bytes(cut.read_bytes()[: 7 * 3073])
+    with pytest.warns(UserWarning, match=r"data_batch_3.bin has 7 pictures, data_batch_1.bin 20: is one of them cut\?"):
+        assert len(prepare(source, tmp_path / "out").pixels) == 87
+
+
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_mnist(ending, tmp_path):
     source = mnist_folder(tmp_path / "fashion", ending)

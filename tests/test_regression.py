@@ -12,7 +12,7 @@ from bespoke_solvers.families import NonStationary
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.grids import WARPS, warp
 from bespoke_solvers.reference import Paths, solve
-from bespoke_solvers.regression import PASSES, closed_form, errors, fit_rows, log_mean, on_disk, sample_weights
+from bespoke_solvers.regression import PASSES, closed_form, errors, fit_rows, log_mean, on_disk, sample_weights, scratch
 from bespoke_solvers.schedules import EDM, CondOT, Cosine
 from bespoke_solvers.stages import ClosedForm
 from bespoke_solvers.table import sample, states
@@ -253,6 +253,14 @@ def test_no_graph_is_kept():
     rows = closed_form(T, [exactly(model_of(lambda t, x: net(x)))])
     assert not rows.samples[0].requires_grad
     assert not rows.table.a.requires_grad
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="about the memory of a GPU")
+def test_what_a_fit_keeps_stays_on_a_gpu_that_has_room(monkeypatch):
+    like = torch.zeros(2, device="cuda")
+    assert scratch((3, 2), like).device == like.device
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 24, 10**9))
+    assert scratch((3, 2), like).device.type == "cpu"
 
 
 def test_a_tensor_on_disk_leaves_no_file(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -133,6 +134,10 @@ class Bank:
         paths = self.paths(seed, 0)
         return _bytes({name: getattr(paths, name) for name in ("x", "dx", "middle")})
 
+    def seconds(self, noise_set: NoiseSet, seed: int, batches: int) -> float:
+        """How long the first batches took to solve, whenever that was: of the fitting set paths, of others samples."""
+        return sum(self._took(f"{noise_set}-{seed}-{index:06d}") for index in range(batches))
+
     def own_error(self, noise_set: NoiseSet, seed: int) -> float:
         """The RMSE of the set's first samples against the same ones solved to a tenth of the tolerance.
 
@@ -164,16 +169,22 @@ class Bank:
         return solve(self.model, noise, rtol=self.rtol, atol=self.atol)
 
     def _keep(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What was kept under that name, or else what `make` makes, kept from now on."""
+        """What was kept under that name, or else what `make` makes, kept from now on with the time that it took."""
+
+        def timed() -> dict[str, Tensor]:
+            started = time.monotonic()
+            made = make()
+            return made | {"seconds": torch.tensor(time.monotonic() - started, dtype=torch.float64)}
+
         if self.folder is None:
             if name not in self._kept:
-                made = make()
+                made = timed()
                 self._check_budget(sum(_bytes(values) for values in self._kept.values()), _bytes(made))
                 self._kept[name] = made
             return self._kept[name]
         path = Path(self.folder) / f"{name}.safetensors"
         if not path.exists():
-            made = {key: value.cpu().contiguous() for key, value in make().items()}
+            made = {key: value.cpu().contiguous() for key, value in timed().items()}
             content = to_bytes(made)
             files = [path.parent / "bank.json", *path.parent.glob("*.safetensors")]
             self._check_budget(sum(file.stat().st_size for file in files), len(content))
@@ -182,6 +193,13 @@ class Bank:
             return load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): remove it, and it is solved again") from error
+
+    def _took(self, name: str) -> float:
+        """The seconds beside what was kept; 0 in a bank of an earlier version."""
+        if self.folder is None:
+            return float(self._kept[name]["seconds"])
+        with safe_open(Path(self.folder) / f"{name}.safetensors", "pt") as file:
+            return float(file.get_tensor("seconds")) if "seconds" in file.keys() else 0.0  # noqa: SIM118
 
     def _check_budget(self, used: int, more: int) -> None:
         if used + more > self.budget:

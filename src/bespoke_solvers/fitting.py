@@ -6,7 +6,6 @@ import functools
 import math
 import numbers
 import os
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -92,7 +91,6 @@ def fit(
 
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
     """
-    started = time.monotonic()
     if not isinstance(model, Model):
         raise ValueError(f"got a {type(model).__name__} to fit to; expected a bespoke_solvers.Model made of it")
     if isinstance(nfe, bool) or not isinstance(nfe, numbers.Integral) or nfe < 1:
@@ -142,7 +140,6 @@ def fit(
         "rated": rate is not None,
     }
 
-    solving = time.monotonic() - started
     counter = Counter(model.velocity)
     source = Batches(bank, dataclasses.replace(model, velocity=counter), seed, batches)
 
@@ -163,7 +160,8 @@ def fit(
         run.evaluations["reference"] = source.evaluations + round(choose.evaluations * len(choose.x1))
     plan = [Planned(name, functools.partial(stage, name), most) for name, most in zip(names, steps, strict=True)]
     run.go_on(plan, lambda: source.evaluations, counter, progress)
-    course = {  # the time of a resumed fit is that of its steps and of this call's exact paths
+    solving = bank.seconds("choose", seed, len(choose.noise)) + bank.seconds("fit", seed, batches or 0)
+    course = {  # exact paths count, in evaluations and in time, also where an earlier fit left them in the bank
         "evaluations": run.evaluations,
         "seconds": round(run.seconds + solving, 1),
         "iterations": run.iteration,

@@ -50,8 +50,14 @@ def find(source: Path, split: str) -> Source | None:
         warnings.warn(f"{source} is a part of CIFAR-10: {missing} not found", stacklevel=2)
 
     def portions() -> Iterator[Portion]:
+        first = 0
         for name in files:
-            yield (_binary if ending else _pickled)(readers[name](), name)
+            portion = (_binary if ending else _pickled)(readers[name](), name)
+            first = first or len(portion.pixels)
+            if len(portion.pixels) != first:
+                counts = f"{name} has {len(portion.pixels):,} pictures, {files[0]} {first:,}"
+                warnings.warn(f"{counts}: is one of them cut? CIFAR-10's have {RECORDS:,} each", stacklevel=2)
+            yield portion
 
     return Source("cifar10", files, split, CLASSES, None, portions)
 
