@@ -257,10 +257,10 @@ def test_no_graph_is_kept():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="about the memory of a GPU")
 def test_what_a_fit_keeps_stays_on_a_gpu_that_has_room(monkeypatch):
-    like = torch.zeros(2, device="cuda")
-    assert scratch((3, 2), like).device == like.device
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 24, 10**9))
-    assert scratch((3, 2), like).device.type == "cpu"
+    like = [torch.zeros(2, device="cuda")] * 4
+    assert [x.device for x in scratch(3, like)] == [x.device for x in like]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 4 * 24, 10**9))
+    assert [(x.device.type, x.shape) for x in scratch(3, like)] == [("cpu", (3, 2))] * 4, "all together"
 
 
 def test_a_tensor_on_disk_leaves_no_file(tmp_path, monkeypatch):

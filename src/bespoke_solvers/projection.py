@@ -60,7 +60,7 @@ class Projection(Problem):
         """Each time is moved, and the rows after it are fitted again."""
         self.weights, self.tables = weights, {}
         rows = self.rows(theta)
-        columns = [scratch((len(theta), *y.shape), y) for y in rows.samples]
+        columns = scratch(len(theta), rows.samples)
         room = (self.r_hi - self.r_lo - theta.sum()).clamp(min=0).item()
         for k in range(len(theta)):
             steps = min(difference, room / 2), -min(difference, theta[k].item() / 2)

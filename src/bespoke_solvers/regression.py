@@ -23,7 +23,7 @@ from bespoke_solvers.table import Table, combine
 
 RIDGE = 1e-9  # of the diagonal; with 1e-6 the fits lose decibels
 PASSES = 3
-ROOM = 10  # times the free memory of a GPU that a tensor may take there
+ROOM = 10  # times what is kept on a GPU for all paths together must be free there
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Rows:
     samples: list[Float[Tensor, "b *shape"]]
 
 
-def scratch(shape: Sequence[int], like: Tensor) -> Tensor:
-    """An uninitialised tensor of like's dtype: on its GPU where that has plenty of room, else in a temporary file."""
-    size = int(torch.Size(shape).numel()) * like.element_size()
-    if like.is_cuda and size < torch.cuda.mem_get_info(like.device)[0] / ROOM:
-        return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
-    return on_disk(shape, like.dtype)
+def scratch(count: int, like: Sequence[Tensor]) -> list[Tensor]:
+    """`count` uninitialised tensors like each of those: on their GPU where it has plenty of room, else in files."""
+    size = count * sum(x.numel() * x.element_size() for x in like)
+    if like[0].is_cuda and size < torch.cuda.mem_get_info(like[0].device)[0] / ROOM:
+        return [torch.empty((count, *x.shape), dtype=x.dtype, device=x.device) for x in like]
+    return [on_disk((count, *x.shape), x.dtype) for x in like]
 
 
 def on_disk(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -79,7 +79,7 @@ def fit_rows(
     """
     n = len(t)
     a, b = torch.zeros(n + 1, dtype=torch.float64), torch.zeros(n + 1, n, dtype=torch.float64)
-    velocities = [scratch((n, *paths.x1.shape), paths.x1) for paths in batches]
+    velocities = scratch(n, [paths.x1 for paths in batches])
     if known is not None:
         a[:first], b[:first] = known.table.a[:first], known.table.b[:first]
         for mine, theirs in zip(velocities, known.velocities, strict=True):
