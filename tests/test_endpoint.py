@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from bespoke_solvers.endpoint import EndPoint, along, main_directions, push_forward
+from bespoke_solvers.endpoint import EndPoint, along, main_directions, orthonormal, push_forward
 from bespoke_solvers.families import NonStationary, make
 from bespoke_solvers.metrics import mse
 from bespoke_solvers.regression import closed_form, errors, log_mean
@@ -162,33 +162,65 @@ class Small:
         return torch.tanh(x * condition["scale"] + t)
 
 
-@pytest.mark.parametrize(("numbers", "most", "sizes"), [(10**6, 99, [15]), (18, 99, [6, 6, 3]), (10**6, 3, [15, 3, 3])])
-def test_directions_go_together_where_there_is_room(numbers, most, sizes, monkeypatch):
-    """Each sample has its own condition and length; the derivative along a direction is the same alone."""
-    monkeypatch.setattr("bespoke_solvers.endpoint.TOGETHER", numbers)
+def conditional(most=99):
+    """Three samples, each with its own condition."""
     model = Model(
         velocity=Small(most),
         shape=(3,),
         schedule=CondOT(),
         dtype=F64,
-        draw_condition=lambda generator: {"scale": torch.rand((), generator=generator, dtype=F64).expand(1)},
+        draw_condition=lambda generator: {"scale": torch.rand(1, generator=generator, dtype=F64)},
     )
-    batch, t = exactly(dataclasses.replace(model, velocity=Small(99)), 3), torch.tensor(0.3, dtype=F64)
-    noise = batch.noise
+    return dataclasses.replace(exactly(dataclasses.replace(model, velocity=Small(99)), 3), model=model)
+
+
+def test_directions_go_together_as_if_alone():
+    batch, t = conditional(), torch.tensor(0.3, dtype=F64)
+    x0, scale = batch.noise.x0, batch.noise.condition["scale"]
     directions = torch.randn(5, 3, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
-    u_y = torch.tanh(noise.x0 * noise.condition["scale"] + t)
-    got = along(dataclasses.replace(batch, model=model), t, noise.x0, u_y, directions, 1e-6)
-    torch.testing.assert_close(got, (1 - u_y**2) * noise.condition["scale"] * directions, rtol=1e-4, atol=1e-6)
-    assert model.velocity.sizes[: len(sizes)] == sizes
+    u_y = torch.tanh(x0 * scale + t)
+    got = along(batch, t, x0, u_y, directions, 1e-6)
+    torch.testing.assert_close(got, (1 - u_y**2) * scale * directions, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(got[2:3], along(batch, t, x0, u_y, directions[2:3], 1e-6))
+    assert batch.model.velocity.sizes == [15, 3]
+
+
+@pytest.mark.parametrize(
+    ("together", "most", "sizes"),
+    [(0, 99, {3}), (18, 99, {3, 6}), (10**6, 99, {3, 9}), (10**6, 3, {3, 9})],
+    ids=["one by one", "two", "all", "no room"],
+)
+def test_as_many_directions_go_together_as_there_is_room_for(together, most, sizes):
+    """At the first stage there is one, then there are three; once these had no room they go one by one."""
+    alone, batch = conditional(), conditional(most)
+    expected, problem = (EndPoint(NonStationary(full_table(3)), [each]) for each in (alone, batch))
+    problem.together = together
+    for _ in range(2):
+        ((_, dy),) = problem.linearise(problem.start(), ones([batch]), 1e-6)
+    ((_, exact),) = expected.linearise(expected.start(), ones([alone]), 1e-6)
+    torch.testing.assert_close(dy, exact, rtol=1e-6, atol=1e-6)
+    assert set(batch.model.velocity.sizes) == sizes
+    assert most > 3 or batch.model.velocity.sizes.count(9) == 1
 
 
 def test_without_room_for_one_direction_the_error_is_told():
-    scale = {"scale": torch.ones(1, dtype=F64)}
-    model = Model(velocity=Small(99), shape=(3,), schedule=CondOT(), dtype=F64, draw_condition=lambda _: scale)
-    batch = exactly(model, 3)
-    batch.model.velocity.most = 2
+    problem = EndPoint(NonStationary(full_table(3)), [conditional(2)])
+    problem.together = 10**6
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        along(batch, torch.tensor(0.3), batch.noise.x0, batch.noise.x0, batch.noise.x0[None], 1e-3)
+        list(problem.linearise(problem.start(), ones(problem.batches), 1e-3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_bases_of_vectors_that_are_tiny_huge_or_none(dtype):
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(3, 3, 8, generator=generator, dtype=dtype)
+    vectors[2, 0] *= 1e-25
+    vectors[2, 1] *= 1e20
+    vectors[:, 2] = 0
+    basis = orthonormal(vectors)
+    products = torch.einsum("rbd,sbd->brs", basis, basis)
+    torch.testing.assert_close(products[:2], torch.eye(3, dtype=dtype).expand(2, -1, -1))
+    assert not basis[:, 2].any()
 
 
 @pytest.mark.parametrize("difference", [1e-3, 1e-1])

@@ -17,8 +17,8 @@ from bespoke_solvers.table import Table, sample, states
 from bespoke_solvers.velocity import expand, map_condition
 
 DIRECTIONS = 16  # along which a stage's u is differentiated in each sample
-TOGETHER = 2**20  # numbers in a call for several directions: a GPU is not busy with few
-LACKING = 1e-12  # of the largest product of vectors, below which a direction is rounding
+TOGETHER = 2**20  # numbers (samples times their size) in one call on a GPU, where a batch has fewer
+LACKING = 1e-12  # of the largest eigenvalue, up to which one is rounding
 
 
 class EndPoint(Problem):
@@ -28,6 +28,7 @@ class EndPoint(Problem):
         super().__init__(batches)
         self.family = family
         self.learned = {name: p for name, p in family.named_parameters() if p.requires_grad}
+        self.together = TOGETHER if batches[0].x1.is_cuda else 0
 
     def start(self) -> Tensor:
         """theta of the family as it is."""
@@ -64,6 +65,13 @@ class EndPoint(Problem):
         """Tangents go through the table exactly, and through u by differences."""
         table, tangents = self.table(theta), self.tangents(theta)
         for paths in self.batches:
+            try:
+                yield push_forward(table, tangents, paths, difference, together=self.together)
+                continue
+            except torch.cuda.OutOfMemoryError:
+                if not self.together:
+                    raise
+            self.together = 0  # from now on
             yield push_forward(table, tangents, paths, difference)
 
 
@@ -76,13 +84,19 @@ class Tangents(NamedTuple):
 
 
 def push_forward(
-    table: Table, tangents: Tangents, paths: Paths, difference: float, directions: int = DIRECTIONS
+    table: Table,
+    tangents: Tangents,
+    paths: Paths,
+    difference: float,
+    directions: int = DIRECTIONS,
+    together: int = 0,
 ) -> Linearised:
     """y_n, and how it moves when the table moves along each of the tangents.
 
     dy_k = da_k x0 + sum_j db_kj u_j + b_kj du_j, and du_k is the derivative of u at (t_k, y_k) along (dt_k, dy_k). The
     tangents are many, but a sample's dy_k lie close to a few `directions`: u is evaluated along those, and the part of
     a dy_k outside of them is taken not to move u_k. Inputs are moved by `difference`, times by that part of a step.
+    As many directions go through the network at once as are `together` numbers.
     """
     x0, u = paths.noise.x0, paths.model.bind(paths.noise.condition)
     us: list[Tensor] = []
@@ -102,13 +116,14 @@ def push_forward(
         if k == table.nfe:
             break
         basis, weights = main_directions(dy, directions)
-        found = [along(paths, t[k], ys[k], us[k], basis, difference)] if len(basis) else [basis]
+        parts = torch.split(basis, max(1, together // x0.numel()))
+        found = [along(paths, t[k], ys[k], us[k], part, difference) for part in parts if len(part)]
         if dt[:, k].any():
             by = difference / table.nfe
             by = by if table.t[k].item() + by <= paths.model.t_hi else -by
             found.append((u(t[k] + by, ys[k]) - us[k])[None] / by)
             weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
-        moving.append((torch.cat(found), weights))
+        moving.append((torch.cat(found) if found else basis, weights))
     return Linearised(y_n, dy)
 
 
@@ -132,33 +147,19 @@ def orthonormal(vectors: Float[Tensor, "r b d"]) -> Float[Tensor, "r b d"]:
 
     It follows from their products, whose eigenvalues the CPU finds: GPUs take a QR of each sample one after another.
     """
-    unit = float64(vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny))
+    exact = float64(vectors)
+    unit = exact / exact.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(exact.dtype).tiny)
     values, mixing = torch.linalg.eigh(torch.einsum("rbd,sbd->brs", unit, unit).cpu().nan_to_num())
-    mixing = mixing / values.masked_fill(values < LACKING * values[:, -1:], torch.inf).sqrt()[:, None]
+    mixing = mixing / values.masked_fill(values <= LACKING * values[:, -1:], torch.inf).sqrt()[:, None]
     return torch.einsum("rbd,brs->sbd", unit, mixing.to(unit)).to(vectors)
 
 
 def along(
     paths: Paths, t: Tensor, y: Tensor, u_y: Tensor, directions: Float[Tensor, "r b *shape"], by: float
 ) -> Float[Tensor, "r b *shape"]:
-    """The derivatives of u at (t, y), where it is u_y, along each sample's directions, by differences of that size.
-
-    As many directions go through the network at once as are `TOGETHER` numbers; one by one where memory lacks for that.
-    """
-
-    def derivatives(some: Tensor) -> Tensor:
-        r, b = some.shape[:2]
-        flat = some.flatten(0, 1)
-        condition = map_condition(lambda c: c.repeat(r, *[1] * (c.ndim - 1)), paths.noise.condition)
-        h = expand(by / norm(flat).reshape(r, b).mean(1).repeat_interleave(b), flat)
-        moved = paths.model.bind(condition)(t, y.repeat(r, *[1] * (y.ndim - 1)) + h * flat)
-        return ((moved.reshape(some.shape) - u_y).flatten(0, 1) / h).reshape(some.shape)
-
-    together = max(1, TOGETHER // y.numel())
-    while True:
-        try:
-            return torch.cat([derivatives(some) for some in torch.split(directions, together)])
-        except torch.cuda.OutOfMemoryError:
-            if together == 1:
-                raise
-        together = 1
+    """The derivatives of u at (t, y), where it is u_y, along each sample's directions, by differences of that size."""
+    r = len(directions)
+    h = expand(by / norm(directions.flatten(0, 1)).reshape(r, -1).mean(1), directions)
+    condition = map_condition(lambda c: c.repeat(r, *[1] * (c.ndim - 1)), paths.noise.condition)
+    moved = paths.model.bind(condition)(t, (y + h * directions).flatten(0, 1))
+    return (moved.reshape(directions.shape) - u_y) / h

@@ -74,8 +74,8 @@ def fit_rows(
 ) -> Rows:
     """The table with times t whose rows from `first` on are regressions with these weights; those before are known.
 
-    Normal equations in float64 add up over the batches, so memory does not grow with the number of paths. scale: a_0,
-    if it is held.
+    Normal equations in float64 add up over the batches, and what is kept of each path lies in files, unless there is
+    plenty of room on the GPU: memory does not grow with the number of paths beyond that. scale: a_0, if it is held.
     """
     n = len(t)
     a, b = torch.zeros(n + 1, dtype=torch.float64), torch.zeros(n + 1, n, dtype=torch.float64)

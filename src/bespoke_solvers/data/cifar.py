@@ -50,14 +50,15 @@ def find(source: Path, split: str) -> Source | None:
         warnings.warn(f"{source} is a part of CIFAR-10: {missing} not found", stacklevel=2)
 
     def portions() -> Iterator[Portion]:
-        first = 0
+        counts = {}
         for name in files:
             portion = (_binary if ending else _pickled)(readers[name](), name)
-            first = first or len(portion.pixels)
-            if len(portion.pixels) != first:
-                counts = f"{name} has {len(portion.pixels):,} pictures, {files[0]} {first:,}"
-                warnings.warn(f"{counts}: is one of them cut? CIFAR-10's have {RECORDS:,} each", stacklevel=2)
+            counts[name] = len(portion.pixels)
             yield portion
+        most = max(counts.values())
+        if short := [f"{name} with {count:,}" for name, count in counts.items() if count < most]:
+            told = f"{', '.join(short)} pictures, where others of {source} have {most:,}"
+            warnings.warn(f"cut batches of CIFAR-10? {told}; fetch them again", stacklevel=2)
 
     return Source("cifar10", files, split, CLASSES, None, portions)
 

@@ -1,6 +1,5 @@
 """The work: the cells of one model, computed where the store does not have them."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -190,11 +189,9 @@ class Lab:
             options = {"iterations": counts.iterations, "learning_rate": counts.learning_rate}
         which = f"{self.name} {method} {nfe} NFE {plan.budget(method, counts)} {counts.tolerance:g} seed {self.seed}"
         checkpoint = self.folder / f"{plan.file_name(which)}.checkpoint"
-        started = time.monotonic()
         batches = range(-(-counts.paths // counts.batch_size))
         for index in tqdm(batches, desc="exact paths", unit="batch", disable=not self.progress):
             self.bank.paths(self.seed, index)  # the fit itself would be content with those that the budget allows
-        solving = time.monotonic() - started
         solver = fitting.fit(
             self.model,
             nfe=nfe,
@@ -211,8 +208,7 @@ class Lab:
         course = solver.fit["history"]
         return {
             **{name: solver.fit[name] for name in ("objective", "iterations", "best_iteration")},
-            "seconds": round(solver.fit["seconds"] + solving, 1),
-            "evaluations": solver.fit["evaluations"],
+            **{name: solver.fit[name] for name in ("seconds", "evaluations")},
             "history": [[i, None, None if error is None else float(f"{error:.4g}")] for i, _, error, *_ in course],
             "family": solver.family,
             "theta": solver.theta,
