@@ -106,6 +106,24 @@ def test_on_other_devices_the_function_is_called_as_it_is():
     assert not wrapped.recordings
 
 
+@torch.no_grad()
+def test_transformed_calls_are_not_replayed():
+    x, seen = torch.ones(2), []
+
+    def seeing(x):
+        seen.append(replay._plainly_called())
+        return x.sum()
+
+    seeing(x)
+    torch.func.vmap(seeing)(x)
+    torch.func.jvp(seeing, (x,), (x,))
+    with torch.enable_grad():
+        seeing(x)
+    with torch.autocast("cuda", torch.bfloat16) if torch.cuda.is_available() else nullcontext():
+        seeing(x)
+    assert seen == [True, False, False, False, not torch.cuda.is_available()]
+
+
 def test_what_is_no_tensor_goes_to_the_function_as_it_is():
     wrapped = Replayed(lambda t, x, condition: t * x + condition["shift"])
     assert wrapped(2.0, torch.ones(3), {"shift": 1.0}).tolist() == [3.0, 3.0, 3.0]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from bespoke_solvers.precision import switches
@@ -32,8 +33,8 @@ class Replayed:
 
     The kernels are the same, and so are the numbers. What it reads beside its arguments, the network's weights, must
     stay where it is, and it must make no decisions by the values of its inputs: those of the recording would stand. It
-    is called as it is on other devices, where gradients are enabled, under autocast, for large inputs, on streams of
-    one's own, and, with a warning, where it cannot be recorded.
+    is called as it is on other devices, where gradients are enabled, under autocast or `torch.func`, for large inputs,
+    on streams of one's own, and, with a warning, where it cannot be recorded.
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
@@ -98,10 +99,18 @@ def _can_replay(inputs: tuple[Any, ...]) -> bool:
     return (
         all(given.device == device for given in inputs)
         and max(given.numel() for given in inputs) <= SMALL
-        and not torch.is_grad_enabled()
-        and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled("cuda")  # which keeps copies of weights, for as long as it lasts
+        and _plainly_called()
         and torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+    )
+
+
+def _plainly_called() -> bool:
+    """Whether no gradient is taken, forwards or backwards, and no `torch.func` is at work."""
+    return (
+        not torch.is_grad_enabled()
+        and forward_ad._current_level < 0
+        and peek_interpreter_stack() is None
+        and not torch.is_autocast_enabled("cuda")  # which keeps copies of weights, for as long as it lasts
     )
 
 
