@@ -275,7 +275,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     store, started = Store(options.store), time.monotonic()
     for name in options.model:
-        if options.warm_up:
+        if options.warm_up and time.monotonic() - started < 60 * options.minutes:
             warm_up(load(name, options.models, options.device), options.batch_size)
         frontier = Frontier(name, options, store)
         for nfe in options.nfe:

@@ -18,7 +18,7 @@ from bespoke_solvers.velocity import expand, map_condition
 
 DIRECTIONS = 16  # along which a stage's u is differentiated in each sample
 TOGETHER = 2**20  # numbers (samples times their size) in one call on a GPU, where a batch has fewer
-LACKING = 1e-12  # of the largest eigenvalue, up to which one is rounding
+LACKING = 1e-12  # the square of the part of a vector outside of the others, below which it is rounding
 
 
 class EndPoint(Problem):
@@ -143,15 +143,16 @@ def main_directions(
 
 
 def orthonormal(vectors: Float[Tensor, "r b d"]) -> Float[Tensor, "r b d"]:
-    """An orthonormal basis of what each sample's vectors span; a direction that they lack is zero.
+    """An orthonormal basis of what each sample's vectors span; a direction that they lack is short, or zero.
 
-    It follows from their products, whose eigenvalues the CPU finds: GPUs take a QR of each sample one after another.
+    By Cholesky's factor of their products, which is found on the CPU: a GPU takes one sample after another there.
     """
     exact = float64(vectors)
     unit = exact / exact.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(exact.dtype).tiny)
-    values, mixing = torch.linalg.eigh(torch.einsum("rbd,sbd->brs", unit, unit).cpu().nan_to_num())
-    mixing = mixing / values.masked_fill(values <= LACKING * values[:, -1:], torch.inf).sqrt()[:, None]
-    return torch.einsum("rbd,brs->sbd", unit, mixing.to(unit)).to(vectors)
+    one = torch.eye(len(unit), dtype=unit.dtype)
+    products = torch.einsum("rbd,sbd->brs", unit, unit).cpu().nan_to_num() + LACKING * one
+    mixing = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(products).L, one, upper=False)
+    return torch.einsum("brs,sbd->rbd", mixing.to(unit), unit).to(vectors)
 
 
 def along(
