@@ -172,7 +172,6 @@ def networks(tmp_path):
 
 
 def test_all_is_measured_by_one_command(networks, tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT)
     monkeypatch.chdir(ROOT)
     from bench import networks as module
 
@@ -228,7 +227,6 @@ def test_that_command_can_be_interrupted(networks, tmp_path):
 
 
 def test_every_line_of_that_command_is_one_that_its_module_takes(networks, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
     monkeypatch.chdir(ROOT)
     from bench import fid, frontier, models
     from bench import networks as module
@@ -273,7 +271,6 @@ SCHEDULERS = ["--nfe", "4", "--samples", "2", "--grid-samples", "2", "--batch-si
 @pytest.mark.filterwarnings("ignore:the reference's own RMSE")
 def test_schedulers_of_diffusers_run_in_its_pipeline(tmp_path, monkeypatch):
     """FlowMatchEuler's figures are those of Euler's method at its times."""
-    monkeypatch.syspath_prepend(ROOT)
     from bench import schedulers
 
     euler, ours = "FlowMatchEulerDiscreteScheduler", "BespokeScheduler"
@@ -296,9 +293,8 @@ def test_schedulers_of_diffusers_run_in_its_pipeline(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # inside diffusers' Heun
-def test_schedulers_of_diffusers_are_on_the_path_of_the_network(monkeypatch):
+def test_schedulers_of_diffusers_are_on_the_path_of_the_network():
     """Heun has other betas by default."""
-    monkeypatch.syspath_prepend(ROOT)
     from bench import schedulers
 
     ddpm = diffusers.DDPMScheduler()
@@ -308,7 +304,6 @@ def test_schedulers_of_diffusers_are_on_the_path_of_the_network(monkeypatch):
 
 def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
     """Features are the means of the colours' halves; the real pictures are the exact samples of other noise."""
-    monkeypatch.syspath_prepend(ROOT)
     from bench import fid as command
     from bench import tables
 
@@ -349,8 +344,7 @@ def test_fid_of_what_the_store_has(tmp_path, monkeypatch):
     assert f"| euler |  | 128 | {exact_fid:.2f} | {euler:.2f} ({euler / exact_fid:.1%}) |" in printed
 
 
-def test_a_solver_stands_for_the_exact_one_in_tables_of_fid_only_where_it_was_shown_to(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
+def test_a_solver_stands_for_the_exact_one_in_tables_of_fid_only_where_it_was_shown_to():
     from bench import tables
 
     def record(*values):

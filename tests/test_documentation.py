@@ -166,7 +166,6 @@ class Parsed(Exception):  # noqa: N818, it is no error
 
 
 def test_benchmarks_have_the_options_that_the_pages_give_them(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
     read = argparse.ArgumentParser.parse_args
 
     def parse(parser, *arguments):
@@ -183,9 +182,8 @@ def test_benchmarks_have_the_options_that_the_pages_give_them(monkeypatch):
             importlib.import_module(module).main()
 
 
-def test_the_pictures_of_how_it_works(monkeypatch):
+def test_the_pictures_of_how_it_works():
     """Drawn here with a table that was not fitted; the committed ones stay small."""
-    monkeypatch.syspath_prepend(ROOT)
     figures = importlib.import_module("bench.figures")
     straight = figures.model()
     euler = Solver(baseline("euler", figures.NFE, straight))

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from benchmarks import ROOT, lines, run
+from benchmarks import lines, run
 from bespoke_solvers.cells import Store as Cells
 from bespoke_solvers.judge import mark
 from bespoke_solvers.paper.plan import KEY
@@ -46,8 +46,7 @@ def test_the_paper_and_the_frontier_share_their_cells(tmp_path):
     assert {method for _, method in given} == {"RK1-Bespoke"}, "what the curves do not show"
 
 
-def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
+def test_the_paper_takes_fid_of_the_same_tables(tmp_path):
     from bench.exchange import fid_to_paper
     from bench.store import Store
 
@@ -99,7 +98,6 @@ def test_the_paper_takes_fid_of_the_same_tables(tmp_path, monkeypatch):
 
 
 def test_the_command_marks_fid_as_the_paper_does(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
     from bench import exchange
     from bench.store import Store
 
