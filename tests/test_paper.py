@@ -226,6 +226,7 @@ def test_what_cannot_be_done_is_refused(tmp_path, capsys):
     assert "two models are called toy:checkerboard" in refused(capsys, board, board, "--out", tmp_path)
     assert "guidance 2 is for models in diffusers" in refused(capsys, board, "--guidance", "2", "--out", tmp_path)
     assert "expected MODEL=SECONDS" in refused(capsys, board, "--training", "other=3", "--out", tmp_path)
+    assert "SECONDS, over 0" in refused(capsys, board, "--training", f"{board}=0", "--out", tmp_path)
     assert "there are no cells of toy:checkerboard" in refused(capsys, board, "--draw", "--out", tmp_path)
 
 

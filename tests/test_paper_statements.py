@@ -8,7 +8,7 @@ import pytest
 from bespoke_solvers import pictures
 from bespoke_solvers.cells import Store
 from bespoke_solvers.paper import figures, plan, printed
-from bespoke_solvers.paper.page import checks, curves, headline, sections
+from bespoke_solvers.paper.page import curves, sections
 from bespoke_solvers.paper.plan import (
     DPM2,
     EDM,
@@ -24,6 +24,7 @@ from bespoke_solvers.paper.plan import (
 from bespoke_solvers.paper.relations import relations
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.paper.tables import printed_tables
+from bespoke_solvers.paper.verdicts import checks, headline
 
 COUNTS = QUICK._replace(nfe=(8, 20), fid_samples=50_000)
 OT, VP, OTHER_OT, GUIDED = "own:ot", "own:vp", "own:other-ot", "own:guided"
@@ -160,7 +161,18 @@ def test_wins_within_the_noise_are_told_too(tmp_path):
     first, *_ = checks(relations(results)).checks
     assert first.verdict == "held in all 2 cases, 1 within the noise"
     assert [row[0] for row in first.rows] == [OT, f"{OT} (within the noise)"]
-    assert "as independent" in checks(relations(results)).text
+    assert "as independent" in checks(relations(results)).more[0]
+
+
+def test_a_difference_below_the_error_of_the_exact_samples_is_noise(tmp_path):
+    """0.255 of RK2 against 0.25, each known to 0.001, and samples that are exact to 0.01 alone."""
+    results = given(tmp_path, models=(OT,), changed={(OT, RK2, 8): 0.255}, spread=1e-3)
+    assert relation_of(results, "lower RMSE than RK2 at").cases[0].clear
+    results.about(OT)["reference_error"] = 0.01
+    assert not relation_of(results, "lower RMSE than RK2 at").cases[0].clear
+    assert not any(line.startswith("Careful") for line in headline(results, []).more)
+    results.about(OT)["reference_error"] = 0.09
+    assert headline(results, []).more[-1].startswith(f"Careful, {OT}: the reference's own RMSE, 9.0e-02, is over a")
 
 
 def test_cases_that_are_missing_are_told(tmp_path):
@@ -170,7 +182,7 @@ def test_cases_that_are_missing_are_told(tmp_path):
     assert (found[0].verdict, len(found[0].cases), found[0].missing) == ("held as far as measured", 1, 1)
     section = checks(found)
     assert section.checks[0].verdict == "held in the one case measured (of 2)"
-    assert "for want of measurements or of samples: A solver transferred" in section.text
+    assert "for want of measurements or of samples: A solver transferred" in section.more[1]
     assert "3 held as far as measured" in headline(results, found).sentence
 
 
@@ -192,6 +204,18 @@ def test_the_headline_says_how_much_is_saved_and_what_held(tmp_path):
     )
     results.about(OT)["reference_evaluations"] = 180.0
     assert headline(results, relations(results)).figure == "22 times fewer evaluations"
+
+
+def test_the_headline_is_of_what_was_measured(tmp_path):
+    """With 20 evaluations where none was with 8, and of the models that were; of nothing, nothing is saved."""
+    results = given(tmp_path, changed={(model, RK2_BESPOKE, 8): "missing" for model in (OT, VP, OTHER_OT)})
+    results.about(VP)["reference_evaluations"] = 180.0
+    assert headline(results, []).figure == "4 to 9 times fewer evaluations"
+    results = given(tmp_path / "less", changed={(VP, RK2_BESPOKE, nfe): "missing" for nfe in (8, 20)})
+    results.about(VP)["reference_evaluations"] = 180.0
+    assert headline(results, []).figure == "11 times fewer evaluations"
+    results = given(tmp_path / "none", models=(OT,), changed={(OT, RK2_BESPOKE, nfe): "missing" for nfe in (8, 20)})
+    assert headline(results, []).figure == "No Bespoke solver was measured"
 
 
 def test_few_samples_decide_nothing(tmp_path):
@@ -335,7 +359,7 @@ def test_our_fid_stands_beside_the_papers(tmp_path):
     assert f"{OT} (FM-OT), RK2-Bespoke" in cifar10.highlight
     assert "of 50,000 samples" in cifar10.text
     assert "under 64 pixels a side, whatever their data" in cifar10.text
-    assert "not the choice of the best iteration" in cifar10.text
+    assert "by the clock, its exact paths included" in cifar10.text
     assert "not measured" in printed_tables(given(tmp_path / "none", models=()))[0].text
 
 
@@ -356,3 +380,14 @@ def test_the_papers_figures_agree_with_each_other():
     (runner_up,) = sorted(fid for method, nfe, fid in printed.comparison() if nfe == 10 and "Bespoke" not in method)[:1]
     assert 1 - 2.73 / runner_up == pytest.approx(0.34, abs=0.01)
     assert 1 - printed.edm()["RK2-Bespoke"][0] / printed.edm()["EDM"][0] == pytest.approx(0.42, abs=0.01)
+
+
+def test_figures_of_an_earlier_run_do_not_stay(tmp_path, unsaved):
+    """Those that its results.json names; other files are not touched."""
+    results = replace(given(tmp_path / "cells", models=(VP,)), experiments=[*figures.FILES])
+    for name in ("mine.png", "bespoke-vs-edm.png"):
+        (tmp_path / name).touch()
+    figures.write(results, tmp_path, "")
+    figures.write(replace(results, experiments=[plan.ABLATION]), tmp_path, "")
+    assert (tmp_path / "mine.png").exists()
+    assert not (tmp_path / "bespoke-vs-edm.png").exists()

@@ -147,7 +147,8 @@ def test_the_curves_answer_to_pointer_and_key(opened, digits):
     page.js("document.querySelector('.curves input').focus()")
     page.press("ArrowRight")
     page.until(f"{read} === '6'")
-    assert page.js(values) == ["-"] * 3
+    fewer = [f"{rows[4]['rmse']:.3g}", f"{rows[4]['psnr']:.1f}", f"{rows[4]['fid']:.2f}"]
+    assert page.js(values) == [f"{figure} (4)" for figure in fewer], "it has none with 6"
     assert page.js("document.querySelector('.legend th').textContent") == "Method, at 6", "paper has no slider"
     curves = "document.querySelectorAll('.curves .charts .curve').length"
     assert page.js(curves) == 9
@@ -177,6 +178,29 @@ def test_nothing_is_cut_off_and_all_can_be_read(opened, digits, points, width, s
         contrasts = page.contrasts()
         assert len(contrasts) > 50
         assert [found for found in contrasts if found[0] < found[1]] == []
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_figures_stand_below_their_heads(opened, tmp_path, width):
+    """Also where a narrow screen does without the time grid that some methods have."""
+    rows = [
+        {"method": "euler", "nfe": 4, "rmse": 0.5, "psnr": 20.0},
+        {"method": "unipc", "nfe": 4, "rmse": 0.25, "psnr": 30.0, "grid": "karras"},
+    ]
+    table = eval_report.table(Comparison(rows, 4, 0, 20.0, 0.0), [])
+    (tmp_path / "report.html").write_text(report.page("Figures", [table]))
+    page = opened(tmp_path / "report.html", width=width)
+    seen = "[...row.cells].filter(cell => cell.checkVisibility()).map(cell => cell.textContent)"
+    found = page.js(f"[...document.querySelector('.sortable').rows].map(row => {seen})")
+    assert found == (
+        [["Method", "NFE", "RMSE", "PSNR"], ["unipc", "4", "0.250", "30.0"], ["euler", "4", "0.500", "20.0"]]
+        if width == 390
+        else [
+            ["Method", "NFE", "Times fewer", "Time grid", "RMSE", "PSNR"],
+            ["unipc", "4", "5.0", "karras", "0.250", "30.0"],
+            ["euler", "4", "5.0", "", "0.500", "20.0"],
+        ]
+    )
 
 
 def test_every_control_and_picture_has_a_name(opened, digits):
@@ -329,7 +353,7 @@ def test_samples_astray_are_shown_and_told(tmp_path):
     samples = {("euler", 4): noise.sample(baseline("euler", 4), wild)}
     found = gallery.viewer(wild, noise, samples, lambda *_: "", "euler")
     assert size(found.cells[0].samples) == (8, 8)
-    assert "went astray" in eval_report.headline(result, ["euler"]).html()
+    assert "went astray" in eval_report.headline(result, ["euler"], 1e-5).html()
     assert ">astray<" in eval_report.table(result, []).html()
     assert eval_report.curves(result, []).charts[0].series == {}
 
@@ -343,9 +367,9 @@ def test_the_headline_says_how_many_times_fewer_at_which_loss():
         {"method": "unipc", "nfe": 20, "rmse": 0.0001, "psnr": 90.0, "fid": 3.0},
     ]
     found = Comparison(rows, 64, 0, 127.0, 1e-5, {"fid": 3.0}, 500)
-    text = eval_report.headline(found, ["ns-bespoke", "rk2-bespoke"]).html()
-    assert '<p class="figure">12.7 times fewer evaluations</p>' in text
-    assert "takes 10 evaluations of the model a sample, the exact ones took 127" in text
+    text = eval_report.headline(found, ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
+    assert '<p class="figure">12.7 times fewer evaluations at RMSE 0.00303</p>' in text
+    assert "takes 10 evaluations of the model a sample, the exact ones, to a tolerance of 1e-05, took 127" in text
     assert "RMSE 0.00303, PSNR 50.0 dB" in text
     assert "The best other method with 10 evaluations, unipc: RMSE 0.0401" in text
     assert "Its FID is 3.10; that of the exact samples is 3.00." in text

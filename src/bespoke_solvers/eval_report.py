@@ -50,7 +50,7 @@ def sections(
     rows = {(row["method"], row["nfe"]): row for row in comparison.rows}
     noise = held_out(bank, "report", comparison.seed, comparison.samples)
     return [
-        headline(comparison, own),
+        headline(comparison, own, bank.rtol),
         gallery.viewer(bank.model, noise, comparison.shown, lambda *key: quality(rows[key]), own[0]),
         curves(comparison, own),
         table(comparison, own),
@@ -59,8 +59,11 @@ def sections(
     ]
 
 
-def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
-    """How many times fewer evaluations the most exact of our solvers takes, and what that loses."""
+def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> Headline:
+    """How many times fewer evaluations the most exact of our solvers takes, and what that loses.
+
+    tolerance: that of the exact samples, which their evaluations depend on.
+    """
     ours = [row for row in comparison.rows if row["method"] in own]
     measured = sorted((row for row in ours if row["rmse"] is not None), key=lambda row: row["rmse"])
     if not measured:
@@ -68,8 +71,9 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
     best, *others = measured
     cost = comparison.reference_evaluations
     sentence = (
-        f"{best['method']} takes {best['nfe']} evaluations of the model a sample, the exact ones took {cost:.0f}. "
-        f"From the same noise, its samples compare with the exact ones as follows: {quality(best)}."
+        f"{best['method']} takes {best['nfe']} evaluations of the model a sample, the exact ones, to a tolerance of "
+        f"{tolerance:g}, took {cost:.0f}. From the same noise, its samples compare with the exact ones as follows: "
+        f"{quality(best)}."
     )
     more = [f"Careful: {comparison.doubt}."] if comparison.doubt else []
     rivals = [
@@ -88,7 +92,8 @@ def headline(comparison: Comparison, own: Sequence[str]) -> Headline:
         for row in cheaper:
             which = "With" if row["method"] == best["method"] else f"{row['method']} with"
             more.append(f"{which} {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}.")
-    return Headline("In short", f"{_fewer(cost, best)} evaluations", sentence, more)
+    loss = f"RMSE {report.significant(best['rmse'])}"
+    return Headline("In short", f"{_fewer(cost, best)} evaluations at {loss}", sentence, more)
 
 
 def _error(row: Mapping[str, Any]) -> float:

@@ -47,13 +47,8 @@ class HeldOut:
     own_error: float
 
     def doubt(self, error: float) -> str | None:
-        """What speaks against a solver's RMSE of that size, in one sentence: that the samples are not exact enough."""
-        if not self.own_error > max(ROUGH * error, HARMLESS):
-            return None
-        return (
-            f"the reference's own RMSE, {self.own_error:.1e}, is over a third of the solver's, {error:.1e}, and limits "
-            "fits and figures; run the network in full float32 or give the bank a smaller tolerance"
-        )
+        """What speaks against a solver's RMSE of that size."""
+        return too_rough(self.own_error, error)
 
     def first(self, count: int) -> "HeldOut":
         """The first samples alone."""
@@ -85,6 +80,16 @@ class HeldOut:
         """That of the RMSE, as the mean of each sample's; None for one sample, or where some went astray."""
         spread = mse(x1, self.x1).sqrt().std().item() / math.sqrt(len(x1)) if len(x1) > 1 else math.nan
         return spread if math.isfinite(spread) else None
+
+
+def too_rough(own_error: float, error: float) -> str | None:
+    """What speaks against a solver's RMSE, in one sentence, where the exact samples' own one is not small beside it."""
+    if not own_error > max(ROUGH * error, HARMLESS):
+        return None
+    return (
+        f"the reference's own RMSE, {own_error:.1e}, is over a third of the solver's, {error:.1e}, and limits "
+        "fits and figures; run the network in full float32 or give the bank a smaller tolerance"
+    )
 
 
 def held_out(bank: Bank, noise_set: NoiseSet, seed: int, count: int, progress: bool = False) -> HeldOut:

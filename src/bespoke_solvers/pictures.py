@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, EXACT = "#222222", "#111111"
-COLOURS = ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#2a9d8f", "#b5651d")
+COLOURS = ("#8a8f98", "#d1495b", "#edae49", "#00798c", "#6a4c93", "#6aa121", "#b5651d")
 NFE, PSNR = "evaluations of the model (NFE)", "PSNR (dB)"
 
 DISTANCE = 0.25  # of a picture in [-1, 1] to the exact one, from which on it has the brightest colour
@@ -32,14 +32,14 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", path: str | os.PathLike[str], dpi: int = 150, colours: int | None = None) -> None:
-    """Write a PNG in one go; with few colours, a third as large."""
+    """Write a PNG in one go; with few colours (an octree's, which are true to thin lines), a quarter as large."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     if colours is not None:
         from PIL import Image
 
         with Image.open(buffer) as image:
-            few = image.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+            few = image.convert("RGB").quantize(colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         buffer = io.BytesIO()
         few.save(buffer, "PNG", optimize=True)
     write_atomically(path, buffer.getvalue())

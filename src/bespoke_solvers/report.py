@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from importlib.resources import files
+from itertools import count
 from string import Template
 from typing import Any
+
+SHOWN = 3  # commands; more of them are there to unfold
 
 Number = float | int
 Points = Sequence[Sequence[Number]]
@@ -81,7 +84,7 @@ class Table(Section):
             for column in self.columns
         )
         rows = "".join(
-            f"<tr{' class=own' * (row[0] in self.highlight)}>{''.join(map(_cell, row, self.columns))}</tr>"
+            f"<tr{' class=own' * (row[0] in self.highlight)}>{''.join(map(_cell, row, self.columns, count()))}</tr>"
             for row in self.rows
         )
         return (
@@ -166,58 +169,6 @@ class Learned(Section):
 
 
 @dataclass(frozen=True)
-class Check:
-    """A statement, where it was made, what came of it in words, and the cases in which it was checked.
-
-    held: for each row whether it held there; those where it did not stand out.
-    """
-
-    claim: str
-    source: str
-    verdict: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    held: Sequence[bool]
-
-    def html(self) -> str:
-        """The statement with its verdict, the cases in which it did not hold, and all of them to unfold."""
-        state = "unknown" if not self.held else "held" if all(self.held) else "failed"
-        verdict = (
-            f'<h3>{escape(self.claim)}</h3><p><b class="verdict {state}">{escape(self.verdict)}</b> '
-            f"<code>{escape(self.source)}</code></p>"
-        )
-        failed = [i for i, held in enumerate(self.held) if not held]
-        title = f"All {len(self.rows)} cases" if len(self.rows) > 1 else "The case"
-        every = f"<details><summary>{title}</summary>{self._table(range(len(self.rows)))}</details>"
-        return f'<div class="check">{verdict}{self._table(failed) if failed else ""}{every if self.rows else ""}</div>'
-
-    def _table(self, which: Sequence[int]) -> str:
-        heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
-        rows = "".join(
-            f"<tr{'' if self.held[i] else ' class=own'}><th scope=row>{escape(self.rows[i][0])}</th>"
-            + "".join(f"<td>{escape(value)}</td>" for value in self.rows[i][1:])
-            + "</tr>"
-            for i in which
-        )
-        return (
-            f'<table><caption class="unseen">{escape(self.claim)}</caption><thead><tr>{heads}</tr></thead>'
-            f"<tbody>{rows}</tbody></table>"
-        )
-
-
-@dataclass(frozen=True)
-class Checks(Section):
-    """Expected against got."""
-
-    text: str
-    checks: Sequence[Check]
-
-    def html(self) -> str:
-        """The whole section."""
-        return f"<p>{escape(self.text)}</p>" + "".join(check.html() for check in self.checks)
-
-
-@dataclass(frozen=True)
 class Choice(Section):
     """Sections of which a reader sees one at a time, chosen by its name, and on paper all; their own titles are not
     shown."""
@@ -243,6 +194,8 @@ class Provenance(Section):
     def html(self) -> str:
         """The whole section."""
         commands = "".join(f"<pre>{escape(command)}</pre>" for command in self.commands)
+        if len(self.commands) > SHOWN:
+            commands = f"<details><summary>The {len(self.commands)} commands</summary>{commands}</details>"
         return commands + "".join(
             f"<h3>{escape(name)}</h3><dl>"
             + "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())
@@ -292,9 +245,11 @@ def png(content: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
-def _cell(value: str | Number | None, column: Column) -> str:
+def _cell(value: str | Number | None, column: Column, place: int) -> str:
+    """The first one of a row is its head."""
     if isinstance(value, str):
-        return f'<th scope="row">{escape(value)}</th>'
+        element = "td" if place else 'th scope="row"'
+        return f"<{element}{_spare(column)}>{escape(value)}</{element[:2]}>"
     text = column.missing if value is None else significant(value) if not column.format else f"{value:{column.format}}"
     return f'<td data-value="{"" if value is None else value}"{_spare(column)}>{escape(text)}</td>'
 

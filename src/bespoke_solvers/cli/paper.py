@@ -175,8 +175,8 @@ def _trained(training: Sequence[str], names: dict[str, tuple[str, float | None]]
     found: dict[str, float] = {}
     for each in training:
         name, _, seconds = each.rpartition("=")
-        if name not in names or not seconds.replace(".", "", 1).isdecimal():
-            raise ValueError(f"--training {each}: expected MODEL=SECONDS with one of {', '.join(names)}")
+        if name not in names or not seconds.replace(".", "", 1).isdecimal() or not float(seconds):
+            raise ValueError(f"--training {each}: expected MODEL=SECONDS, over 0, with one of {', '.join(names)}")
         found |= {label: float(seconds) for label in names if label.split(", guidance ")[0] == name}
     return found
 

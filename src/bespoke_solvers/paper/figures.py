@@ -13,6 +13,7 @@ from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.relations import Relation, relations
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.verdicts import in_short
 from bespoke_solvers.report import significant
 
 if TYPE_CHECKING:
@@ -32,14 +33,24 @@ FILES = {
 
 def write(results: Results, folder: Path, command: str) -> list[Path]:
     """Write report.html, results.json and the PNG figures; returns the files."""
-    found = relations(results)
+    found, drawn = relations(results), dict(_drawn(results))
+    for name in _drawn_before(folder) - {*drawn}:  # which would be taken for one of this run
+        (folder / name).unlink(missing_ok=True)
     write_atomically(folder / "report.html", page.report(results, found, command).encode())
-    content = _in_lines(_rounded(contents(results, found, command)))
+    content = _in_lines(_rounded(contents(results, found, command) | {"figures": sorted(drawn)}))
     write_atomically(folder / "results.json", content.encode())
-    drawn = dict(_drawn(results))
     for name, figure in drawn.items():
         pictures.save(figure, folder / name, dpi=90, colours=256 if name.endswith(SAMPLES) else 32)
     return [folder / name for name in ("report.html", "results.json", *drawn)]
+
+
+def _drawn_before(folder: Path) -> set[str]:
+    """The figures that the results.json of an earlier run names."""
+    try:
+        names = json.loads((folder / "results.json").read_text())["figures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {name for name in names if isinstance(name, str) and Path(name).name == name and name.endswith(".png")}
 
 
 def contents(results: Results, found: Sequence[Relation], command: str) -> dict[str, Any]:
@@ -54,6 +65,7 @@ def contents(results: Results, found: Sequence[Relation], command: str) -> dict[
             "claim": relation.claim,
             "label": relation.label,
             "verdict": relation.verdict,
+            "in_short": in_short(relation) if relation.cases else relation.verdict,
             "cases": [{**vars(case), "figures": dict(case.figures)} for case in relation.cases],
         }
         for relation in found

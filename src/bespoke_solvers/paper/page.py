@@ -8,27 +8,24 @@ from bespoke_solvers.cells import Record
 from bespoke_solvers.judge import in_words
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
-from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE, Experiment
+from bespoke_solvers.paper.plan import NS, OWN, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.printed import edm
-from bespoke_solvers.paper.relations import OURS, RATIO, RK2_RATIO, Relation
+from bespoke_solvers.paper.relations import Relation
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.paper.tables import printed_tables
+from bespoke_solvers.paper.verdicts import checks, headline
 from bespoke_solvers.pictures import NFE
 from bespoke_solvers.report import (
     Cell,
     Chart,
-    Check,
-    Checks,
     Choice,
     Curves,
-    Headline,
     Learned,
     Note,
     Provenance,
     Section,
     Viewer,
     page,
-    significant,
 )
 
 TITLE = "The experiments of “Bespoke Solvers for Generative Flow Models”, measured again"
@@ -86,99 +83,6 @@ def in_paper(experiment: Experiment, text: str) -> str:
     return f"{text} In the paper: {', '.join(experiment.labels[:4])}{more}."
 
 
-def headline(results: Results, found: Sequence[Relation]) -> Headline:
-    """How many times fewer evaluations a sample takes, what that costs, and how many statements held."""
-    nfe = _nfe(results)
-    times = sorted(results.about(model)["reference_evaluations"] / nfe for model in results.models)
-    most = f" to {times[-1]:.0f}" if f"{times[0]:.0f}" != f"{times[-1]:.0f}" else ""
-    several = f"{len(results.models)} models" if len(results.models) > 1 else results.models[0]
-    sentence = f"The paper's experiments, measured again on {several}."
-    for whose, own in (("the paper's", False), ("our own", True)):
-        relations = [each for each in found if each.label.startswith(OURS) is own]
-        checked = [each for each in relations if each.cases]
-        failed = [each for each in checked if each.held < len(each.cases)]
-        counted = {
-            "held in every case": sum(each.verdict == "held" for each in checked),
-            "held as far as measured": sum(each.verdict == "held as far as measured" for each in checked),
-            "did not hold": len(failed),
-            "could not be checked": len(relations) - len(checked),
-        }
-        told = ", ".join(f"{count} {what}" for what, count in counted.items() if count)
-        sentence += f" Of {whose} {len(relations)} statements, {told}."
-        if close := [each for each in checked if any(case.clear is False for case in each.decisive)]:
-            sentence += (
-                f" {len(close)} of these verdicts rest{'s' * (len(close) == 1)} on differences within the noise."
-            )
-    return Headline("In short", f"{times[0]:.0f}{most} times fewer evaluations", sentence, _in_words(results, nfe))
-
-
-def _nfe(results: Results) -> int:
-    """The evaluations that the headline is of: 10, or the fewest measured."""
-    return 10 if 10 in results.counts.nfe else min(results.counts.nfe)
-
-
-def _in_words(results: Results, nfe: int) -> list[str]:
-    """A sentence for each model: what the solvers reach."""
-    lines = []
-    for model in results.models:
-        values = {name: results.value(model, name, nfe) for name in (RK2_BESPOKE, NS, RK2)}
-        told = ", ".join(f"{name} {significant(value)}" for name, value in values.items() if value is not None)
-        if told:
-            path, exact = results.parameterisation(model), results.about(model)["reference_evaluations"]
-            lines.append(f"{model} ({path}), RMSE with {nfe} evaluations instead of {exact:.0f}: {told}.")
-    return lines
-
-
-def checks(found: Sequence[Relation]) -> Checks:
-    """Expected against got, with the figures of every case."""
-    text = (
-        "What the paper says of its solvers, and whether it held here. A statement holds if it holds in every case: "
-        "each model, each number of evaluations. What is marked as ours the paper does not say. The figures are RMSE, "
-        "or FID where the statement says so. A case is within the noise if its two RMSE differ by less than twice the "
-        "standard error of their difference. That takes their errors as independent; they are of the same noise, which "
-        "as a rule makes a difference surer than that. Of FID, and of ratios, no such error is known. Models of one "
-        "shape and guidance that differ in path or prediction are taken to be of the same data. The time of a fit is "
-        "by the clock, whatever else the processor did."
-    )
-    if absent := [relation.claim for relation in found if not relation.cases]:
-        text += f" Not checked, for want of measurements or of samples: {'; '.join(absent)}."
-    return Checks("Expected against got", text, [_check(relation) for relation in found if relation.cases])
-
-
-def _check(relation: Relation) -> Check:
-    names = list(dict.fromkeys(name for case in relation.cases for name in case.figures))
-    rows = [
-        [
-            case.where + (" (within the noise)" if case.clear is False else ""),
-            str(case.nfe),
-            *(_figure(name, case.figures.get(name)) for name in names),
-        ]
-        for case in relation.cases
-    ]
-    held = [case.held for case in relation.cases]
-    return Check(relation.claim, relation.label, _verdict(relation), ["model", "NFE", *names], rows, held)
-
-
-def _verdict(relation: Relation) -> str:
-    """`did not hold in 2 of 9 cases, 1 within the noise`; `held in all 3 cases measured (of 9)`."""
-    count, failed = len(relation.cases), len(relation.cases) - relation.held
-    some, every = (f"{failed} of {count} cases", f"all {count} cases") if count > 1 else ("the one case",) * 2
-    verdict = f"did not hold in {some}" if failed else f"held in {every}"
-    if relation.missing:
-        verdict += f" measured (of {count + relation.missing})"
-    if close := sum(case.clear is False for case in relation.decisive):
-        verdict += f", {'all' if close == len(relation.decisive) else close} within the noise"
-    return verdict
-
-
-def _figure(name: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    if value == float("inf"):
-        return "astray"
-    return f"{value:.2f}" if name in (RATIO, RK2_RATIO) else f"{value:.1f}" if "%" in name else significant(value)
-
-
 def _choice(results: Results, experiment: Experiment, part: Callable[[str], Section | None]) -> Section | None:
     """A part for each model that has one."""
     parts = {model: part(model) for model in results.models if results.applies(model, experiment)}
@@ -197,11 +101,14 @@ def curves(results: Results, experiment: Experiment) -> Section | None:
             text += f" Not measured for this model: {'; '.join(absent)}."
         charts = [Chart("RMSE", NFE, rmse, log=True), Chart("PSNR, dB", NFE, psnr, decimals=1)]
         exact = results.record(model, "fid", EXACT, 0)
-        if fid and exact and experiment.fid:
-            ends = [point[0] for points in fid.values() for point in points]
-            dotted = {"exact samples": [[min(ends), exact["fid"]], [max(ends), exact["fid"]]]}
+        if fid:
+            ends, dotted = [point[0] for points in fid.values() for point in points], {}
+            text += f" FID is of {results.counts.fid_samples:,} samples"
+            if exact:
+                dotted = {"exact samples": [[min(ends), exact["fid"]], [max(ends), exact["fid"]]]}
+                text += f"; dotted: that of exact ones, {in_words(exact)}"
+            text += "."
             charts.append(Chart("FID", NFE, fid, dotted, log=True, decimals=2))
-            text += f" FID is of {results.counts.fid_samples:,} samples; dotted: that of exact ones, {in_words(exact)}."
         return Curves("", in_paper(experiment, text), charts, OWN) if rmse and model in shown else None
 
     shown = results.shown(experiment)
@@ -231,7 +138,7 @@ def paths(results: Results) -> Section | None:
         charts = [
             Chart(
                 f"Sample {i + 1}",
-                "first principal component",
+                "first principal component; upwards the second",
                 {name: track for name, track in tracks.items() if name != EXACT},
                 {EXACT: tracks[EXACT]},
             )

@@ -299,8 +299,8 @@ def _case(
 
 
 def _clear(results: Results, model: str, figure: str, one: tuple[str, int], other: tuple[str, int]) -> bool | None:
-    """Whether the RMSE of two methods with their NFE are further apart than twice the standard error of the difference;
-    of FID none is known."""
+    """Whether the RMSE of two methods with their NFE are further apart than twice the standard error of the difference,
+    and than the exact samples' own error; of FID none is known."""
     values = [results.value(model, *at) for at in (one, other)]
     if figure != "rmse" or None in values:
         return None
@@ -308,4 +308,6 @@ def _clear(results: Results, model: str, figure: str, one: tuple[str, int], othe
         return True
     numbers = [*values, *(results.value(model, *at, "rmse_se") for at in (one, other))]
     a, b, *errors = (math.inf if number is None else number for number in numbers)
-    return abs(a - b) > 2 * math.hypot(*errors) if math.isfinite(sum(errors)) else None
+    if not math.isfinite(sum(errors)):
+        return None
+    return bool(abs(a - b) > max(2 * math.hypot(*errors), results.about(model)["reference_error"]))

@@ -69,10 +69,10 @@ def printed_tables(results: Results) -> list[Section]:
     ):
         lines: list[Row] = [[f"paper: {line.data}, {line.model}", *line[2:]] for line in printed.bespoke(kept)]
         text = (
-            f"FID of {count}, that of exact ones, the one in percent of the other, and the time of the fit in percent "
-            "of the model's training: its iterations, and the exact paths where it was the first fit of the model and "
-            f"solved them; not the choice of the best iteration. Ours stand out: all models {size} pixels a side, "
-            f"whatever their data. The others are those of the paper's {label}, of its own models."
+            f"FID of {count}, that of exact ones, the one in percent of the other, and the time of the fit by the "
+            "clock, its exact paths included, in percent of that of the model's training. Ours stand out: all models "
+            f"{size} pixels a side, whatever their data. The others are those of the paper's {label}, of its own "
+            "models."
         )
         if ours := own(results, models):
             tables.append(Table(title, text, COLUMNS, [*ours, *lines], marked))

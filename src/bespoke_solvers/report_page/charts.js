@@ -222,8 +222,9 @@ function curves(section, data) {
     at.textContent = cursor;
     head.textContent = `Method, at ${cursor}`;
     names.forEach((name, i) => data.charts.forEach((chart, j) => {
-      const found = (chart.series[name] ?? []).find((point) => point[0] === cursor);
-      values[i][j].textContent = found ? written(found[1], chart.decimals) : "-";
+      const found = (chart.series[name] ?? []).findLast((point) => point[0] <= cursor);  // a method may have only fewer
+      const less = found && found[0] < cursor ? ` (${found[0]})` : "";
+      values[i][j].textContent = found ? written(found[1], chart.decimals) + less : "-";
     }));
   }
   redraw();
