@@ -5,9 +5,9 @@ from bespoke_solvers.families import NonStationary
 from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.projection import Projection
-from bespoke_solvers.regression import closed_form
+from bespoke_solvers.regression import closed_form, errors, log_mean
 from bespoke_solvers.schedules import CondOT
-from bespoke_solvers.table import Table
+from bespoke_solvers.table import Table, sample
 from problems import F64, counted, exactly, full_table, mixture, model_of, ones
 
 
@@ -59,8 +59,26 @@ def test_projection_begins_at_the_familys_times(batches):
 
 @pytest.mark.parametrize("method", ["heun", "rk4"])
 def test_projection_begins_at_any_table(batches, method):
-    """A stage of Heun's method and of RK4 lies at t = 1."""
-    GaussNewton(Projection(NonStationary(baseline(method, 4)), batches)).step()
+    """A stage of Heun's method and of RK4 lies at t = 1, and others at one time, so that some times cannot move."""
+    family, model = NonStationary(baseline(method, 4)), batches[0].model
+    stage = GaussNewton(Projection(family, batches))
+    regressed = log_mean(errors(closed_form(family().t.detach(), batches).samples, batches))
+    loss = stage.step()
+    assert loss < regressed - 0.1, "a step that pays"
+    samples = [sample(family().detach().on(model), model.bind(p.noise.condition), p.noise.x0) for p in batches]
+    assert log_mean(errors(samples, batches)) == pytest.approx(loss, abs=1e-3)
+
+
+def test_times_that_cannot_move_leave_the_rows_to_be_fitted(batches):
+    """All at the data's end: no step pays, and the family still holds the regressions there, whose loss is told."""
+    model = batches[0].model
+    family = NonStationary(Table(torch.ones(3, dtype=F64), *(getattr(full_table(3), name) for name in "ab")))
+    problem = Projection(family, batches)
+    *_, (_, dy) = problem.linearise(problem.start(), ones(batches), 1e-3)
+    assert not dy[1:].any()
+    loss = GaussNewton(problem).step()
+    samples = [sample(family().detach().on(model), model.bind(p.noise.condition), p.noise.x0) for p in batches]
+    assert log_mean(errors(samples, batches)) == pytest.approx(loss, abs=1e-3)
 
 
 @pytest.mark.parametrize("times", [[0.0, 0.3, 0.6, 0.95], [0.0, 0.5, 0.9, 0.93]])

@@ -157,7 +157,8 @@ def fit(
 
     run = Run(learner, model, choose, settings, description, checkpoint, rate)
     if not run.history:
-        run.evaluations["reference"] = source.evaluations + round(choose.evaluations * len(choose.x1))
+        solved = len(choose.noise) * bank.batch_size  # whole batches
+        run.evaluations["reference"] = source.evaluations + round(choose.evaluations * solved)
     plan = [Planned(name, functools.partial(stage, name), most) for name, most in zip(names, steps, strict=True)]
     run.go_on(plan, lambda: source.evaluations, counter, progress)
     solving = bank.seconds("choose", seed, len(choose.noise)) + bank.seconds("fit", seed, batches or 0)

@@ -91,8 +91,11 @@ class GaussNewton(Stage):
         """
         if not self.errors:
             self.errors = self._errors(self.theta)
+            self.theta = self.problem.accept(self.theta)
             self.smoothest = smoothest_difference(self.problem.batches[0])
         before = log_mean(self.errors)
+        if before == math.inf:
+            raise ValueError("samples of the solver that the fit begins with are not finite; begin with another one")
         H, g = self._normal_equations(max(self.smoothest, min(math.exp(before / 2), DIFFERENCES[1])))
         tried: dict[int, Candidate] = {}
 

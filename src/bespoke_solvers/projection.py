@@ -12,6 +12,8 @@ from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import Rows, closed_form, fit_rows, scratch
 from bespoke_solvers.table import Table
 
+LEAST = 1e-2  # of the difference that is asked for, below which there is no room for a time to move
+
 
 class Projection(Problem):
     """The times alone, the rows being regressions inside.
@@ -65,10 +67,14 @@ class Projection(Problem):
         for k in range(len(theta)):
             steps = min(difference, room / 2), -min(difference, theta[k].item() / 2)
             step = difference if difference <= room else max(steps, key=abs)
+            if abs(step) < LEAST * difference:  # a time that cannot move changes nothing but its rounding
+                for column in columns:
+                    column[k] = 0
+                continue
             moved = theta.clone()
             moved[k] += step
             there = fit_rows(self.times(moved), self.batches, self.weights, rows, k + self.held, self.scale)
             for column, y_moved, y in zip(columns, there.samples, rows.samples, strict=True):
-                column[k] = (y_moved - y) / (step or 1)  # a time that cannot move changes nothing
+                column[k] = (y_moved - y) / step
         for y, column in zip(rows.samples, columns, strict=True):
             yield Linearised(y, column.to(y.device))
