@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import ROOT, lines, run
-from bespoke_solvers import dedicated, fid, inception, toy, zoo
+from bespoke_solvers import cells, dedicated, fid, inception, toy, zoo
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
@@ -100,6 +100,7 @@ def test_a_run_computes_only_what_is_missing(tmp_path):
 
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert {"command", "date", "versions", "device", "rmse", "psnr", "samples"} <= set(records[0])
+    assert records[0]["versions"]["source"] == cells.source()
     assert all(str(tmp_path) not in json.dumps(record) for record in records)
     fitted = next(record for record in records if record["method"] == "bns from euler")
     assert fitted["evaluations"]["backward"] == 5 * 16 * fitted["nfe"]

@@ -5,6 +5,8 @@ reports are drawn from the store alone.
 """
 
 import datetime
+import functools
+import hashlib
 import json
 import platform
 import re
@@ -18,6 +20,15 @@ from bespoke_solvers import __version__
 from bespoke_solvers.table import Table
 
 Record = dict[str, Any]
+
+
+@functools.cache
+def source() -> str:
+    """A mark of the package's own code: versions are few, and figures change between them."""
+    found, package = hashlib.sha256(), Path(__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        found.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return found.hexdigest()[:8]
 
 
 class Store:
@@ -96,10 +107,11 @@ def table_of(record: Mapping[str, Any]) -> Table:
 def circumstances(command: str) -> Record:
     """By what, when, with which versions and on what a cell was measured."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    own = {"bespoke_solvers": __version__, "source": source()}
     return {
         "command": command,
         "date": datetime.date.today().isoformat(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "bespoke_solvers": __version__},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, **own},
         "device": device,
     }
 
