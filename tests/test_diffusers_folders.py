@@ -180,3 +180,9 @@ def test_a_scheduler_that_diffusers_cannot_make_is_refused():
     config = {"_class_name": "DDPMScheduler", "beta_schedule": "cubic", "prediction_type": "epsilon"}
     with pytest.raises(ValueError, match="diffusers cannot make the scheduler of this folder: cubic"):
         meaning_of(config)
+
+
+def test_a_training_that_is_not_finished_is_told(tmp_path):
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(ValueError, match=r"the training in .* is not finished; give its command again"):
+        resolve(str(tmp_path))

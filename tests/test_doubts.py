@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bespoke_solvers import Model, fit, schedules, toy, zoo
-from bespoke_solvers.doubts import doubt
+from bespoke_solvers.doubts import doubt, far_from_data, strange_noise
 from bespoke_solvers.models import resolve
 from bespoke_solvers.velocity import ends
 from problems import SCHEDULES, mixture
@@ -65,7 +65,7 @@ def test_another_prediction_than_the_networks(schedule, trained, said):
 def test_a_fit_tells_of_it_and_goes_on():
     u = toy.load("toy:checkerboard").velocity
     reversed_time = Model(lambda t, x: -u(t, x), (2,), CONDOT)
-    with pytest.warns(UserWarning, match=r"depends on the noise with a slope of 2\.0.*look whether t = 0 is noise"):
+    with pytest.warns(UserWarning, match=r"depends on the noise with a slope of 2\.0.*whether t = 0 is noise"):
         fit(reversed_time, nfe=4, effort="low", paths=4, validation_paths=4, progress=False)
 
 
@@ -78,3 +78,34 @@ def test_a_path_that_begins_with_data():
     )
     assert "begins, at t = 0, with more data than noise (alpha 0.99, sigma 0.14)" in doubt(wrong)
     assert doubt(right) is None
+
+
+def test_a_network_that_is_told_another_time():
+    """1000 (1 - t) in place of t: at noise it takes x for data, and predicts next to none of the noise in it."""
+    trained = network(VP, "epsilon")
+    told = {"shape": (3,), "schedule": VP, "prediction": "epsilon", "domain": (0.0, 0.999), "dtype": torch.float64}
+    wrong = Model.from_network(trained, network_time=lambda t: (1 - t) * 0.999, **told)
+    assert doubt(Model.from_network(trained, **told)) is None
+    assert "trained with (network_time)" in doubt(wrong)
+
+
+@pytest.mark.filterwarnings("ignore:the reference's own RMSE")
+def test_samples_that_no_data_is_as_large_as():
+    x1 = torch.randn(8, 3, 4, 4)
+    assert far_from_data(x1) is None
+    assert far_from_data(255 * x1.abs()) is None
+    assert "have the size 1e+06 (root mean square)" in far_from_data(1e6 * x1 / x1.square().mean().sqrt())
+    grows = Model(lambda t, x: 20 * x, (2,), CONDOT)
+    with pytest.warns(UserWarning, match="so that solvers for them are worthless"):
+        fit(grows, nfe=4, effort="low", paths=4, validation_paths=4, progress=False)
+
+
+def test_noise_that_is_scaled():
+    x0 = torch.randn(4, 3, 4, 4)
+    assert strange_noise(x0) is None
+    assert strange_noise(x0[:1, :1, 0, :1]) is None, "one number has no spread"
+    assert f"has a standard deviation of {80 * x0.std():.3g}; expected" in strange_noise(80 * x0)
+    model = toy.load("toy:digits-edm")
+    solver = fit(model, nfe=2, effort="low", paths=4, validation_paths=4, progress=False)
+    with pytest.warns(UserWarning, match=r"expected N\(0, I\), which a solver scales by itself"):
+        solver.sample(model, 80 * torch.randn(4, 1, 8, 8))

@@ -71,7 +71,12 @@ def test_the_command_trains_goes_on_and_refuses_another_training(folder, capsys,
     assert "checkpoint.pt is no checkpoint of a training; remove it" in printed
     (folder / "out" / "checkpoint.pt").unlink()
     _, printed = command(capsys, *arguments, 3)
-    assert "holds a model already, and no checkpoint; give another --out" in printed
+    assert "README.md, which a training would replace, and no checkpoint of it; give another --out" in printed
+    (folder / "mine").mkdir()
+    (folder / "mine" / "README.md").write_text("mine")
+    code, printed = command(capsys, *arguments[:5], folder / "mine", "--quiet", "--steps", 2)
+    assert (code, "mine holds README.md, which a training" in printed) == (1, True)
+    assert (folder / "mine" / "README.md").read_text() == "mine"
 
 
 def test_a_dry_run_trains_nothing(folder, capsys, tiny):

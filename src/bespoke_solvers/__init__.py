@@ -5,6 +5,7 @@ After Shaul et al. 2023, "Bespoke Solvers for Generative Flow Models"; equation 
 
 __version__ = "0.1.0"
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from bespoke_solvers import reference, schedules, toy
@@ -31,7 +32,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`BespokeScheduler`, with which diffusers is imported; it looks here for its `SchedulerMixin`, too."""
+    """Modules, once they are asked for, and `BespokeScheduler`, with which diffusers is imported; it looks here for its
+    `SchedulerMixin`, too."""
+    if name in ("models", "zoo"):
+        return importlib.import_module(f"{__name__}.{name}")
     if name in ("BespokeScheduler", "SchedulerMixin"):
         from bespoke_solvers.adapters import scheduler
 

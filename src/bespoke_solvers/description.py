@@ -83,11 +83,13 @@ def course(model: Model, along: Sequence[Tensor] = ()) -> Course:
         for k, (t, following) in enumerate(itertools.zip_longest(times, times[1:])):
             x = along[k] if along else points[k]
             values.append(_called(bound, t, x))
+            if not values[k].isfinite().all():
+                own = model.network_time and model.network_time(t)
+                told = "" if own is None else f" (the network's own time: {own.item():.4g})"
+                raise ValueError(f"the velocity is not finite at t = {t.item():.4g}{told}: check the network there")
             x0, x1 = ends(model.schedule, t, x, values[k])
             alpha, sigma, *_ = (1.0, 0.0) if following is None else model.schedule(following)
             points.append(alpha * x1 + sigma * x0)
-    if not all(value.isfinite().all() for value in values):
-        raise ValueError(f"the velocity is not finite at one of the times {times.tolist()}: check the network")
     return Course(noise, times, points, values)
 
 

@@ -15,7 +15,7 @@ import torch
 from bespoke_solvers import __version__, families
 from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.description import describe, digest, network_time
-from bespoke_solvers.doubts import doubt
+from bespoke_solvers.doubts import doubt, far_from_data
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import Family, NonStationary
@@ -120,6 +120,8 @@ def fit(
     bank = bank or Bank(model)
     bank.check(model, description)
     choose, report = (held_out(bank, name, seed, validation_paths, progress) for name in ("choose", "report"))
+    if found := far_from_data(report.x1):
+        warnings.warn(found, stacklevel=2)
     batches = bank.fill(seed, paths, progress) if isinstance(paths, int) else None
     settings = {
         "family": learner.name,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DModel
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+FILES = (WEIGHTS, "config.json", TRAINING, "README.md")  # which `save` writes
 MEANINGS = {  # of a prediction: what the network gives, dx/dt, and the stock diffusers scheduler
     "flow": ("noise - data", "-output", "`FlowMatchEulerDiscreteScheduler` with shift 1"),
     "v": (
@@ -96,6 +97,15 @@ def trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
     while isinstance(begun := found[-1].get("start"), dict):
         found.append(begun)
     return found
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder in which `save` would replace something."""
+    if there := [name for name in FILES if (folder / name).exists()]:
+        raise ValueError(
+            f"{folder} holds {', '.join(there)}, which a training would replace, and no checkpoint of it; give "
+            "another --out"
+        )
 
 
 def save(network: "UNet2DModel", record: dict[str, Any], folder: Path, half: bool) -> None:

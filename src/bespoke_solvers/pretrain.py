@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from bespoke_solvers import __version__, checkpoints, dedicated, generic, matching, model_folder, pictures
-from bespoke_solvers.adapters.diffusers import as_model, trained_by_us
+from bespoke_solvers.adapters.diffusers import CHECKPOINT, as_model, trained_by_us
 from bespoke_solvers.data import Pictures
 from bespoke_solvers.description import describe_schedule
 from bespoke_solvers.pretrain_configs import Config, unet
@@ -23,7 +23,6 @@ from bespoke_solvers.run import Rate
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Model, default_device
 
-CHECKPOINT = "checkpoint.pt"
 EMA_DECAY = 0.9999
 LARGEST_GRADIENT = 1.0
 REPORT = 50  # steps between two looks at the loss; a look waits for the GPU
@@ -256,8 +255,7 @@ def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | No
     """The state in a checkpoint, or None where there is none; one of another training is refused."""
     if path.exists():
         return checkpoints.read(path, Training.KEPT, settings, of="training", instead="give another --out")
-    if (path.parent / model_folder.WEIGHTS).exists():
-        raise ValueError(f"{path.parent} holds a model already, and no checkpoint; give another --out")
+    model_folder.check_free(path.parent)
     return None
 
 

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from bespoke_solvers import hub
 from bespoke_solvers.description import check_kept, close, describe, differences, in_words, network_time, schedule_of
+from bespoke_solvers.doubts import strange_noise
 from bespoke_solvers.files import readable, write_atomically
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Velocity
 
 FORMAT, VERSION = "bespoke-solver", 1
+MADE_FOR = "the solver was made for a model with {}; it may serve worse here"
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,13 @@ class Solver:
         if len(got) != len(expected) or got[:1] != expected[:1]:
             raise ValueError(f"x0 has the shape {tuple(x0.shape)}; expected a batch of samples like {expected}")
         if got != expected:
-            words = in_words("shape", expected, got)
-            warnings.warn(f"the solver was made for a model with {words}; it may serve worse here", stacklevel=2)
+            warnings.warn(MADE_FOR.format(in_words("shape", expected, got)), stacklevel=2)
+        if self.model and (strange := strange_noise(x0)):
+            warnings.warn(strange, stacklevel=2)
         x1 = sample(self.table, u, x0)
         if not x1.isfinite().all():
             bad = (~x1.isfinite().flatten(1).all(1)).nonzero().flatten().tolist()
-            raise ValueError(
-                f"samples {bad} of {len(x1)} are not finite; check u(t, x) and the noise, expected N(0, I)"
-            )
+            raise ValueError(f"samples {bad} of {len(x1)} are not finite; check u(t, x) and the noise, N(0, I)")
         return x1
 
     def check(self, model: Model) -> None:
@@ -102,7 +103,7 @@ class Solver:
                     f"the solver was made for a model with {in_words(name, was, now)}; fit one for this model"
                 )
         named = ", ".join(in_words(name, *pair) for name, pair in found.items())
-        return f"the solver was made for a model with {named}; it may serve worse here" if named else None
+        return MADE_FOR.format(named) if named else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the solver as a JSON file of one table; an existing file is replaced in one go."""

@@ -21,6 +21,7 @@ PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "x-start"}
 SCHEDULER = "scheduler_config.json"
 OURS = "BespokeScheduler"  # whose configuration is that of the scheduler it replaced, and a solver
 TRAINING = "training.json"  # of a model that `bespoke pretrain` made, beside its config.json
+CHECKPOINT = "checkpoint.pt"  # of its training
 
 
 class Meaning(NamedTuple):
@@ -45,6 +46,8 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     """
     is_pipeline = (folder / "model_index.json").is_file()
     unet = folder / "unet" if is_pipeline else folder
+    if (folder / CHECKPOINT).is_file() and not (unet / "config.json").is_file():
+        raise ValueError(f"the training in {folder} is not finished; give its command again, and it goes on")
     config = read_json(unet / "config.json")
     if config.get("_class_name") != "UNet2DModel":
         raise ValueError(f"{unet} holds a {config.get('_class_name')}; expected a UNet2DModel of diffusers")

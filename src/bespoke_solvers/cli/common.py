@@ -71,6 +71,17 @@ def of_pipelines(
     return {"prompts": texts, "size": size, "dtype": dtype, "offload": offload}
 
 
+def evaluations(text: str) -> list[int]:
+    """What --nfe says, each number once."""
+    try:
+        found = sorted(set(numbers(text)))
+    except ValueError as error:
+        raise ValueError(f"--nfe: {error}") from None
+    if found[0] < 1:
+        raise ValueError(f"--nfe {text}: a sample takes 1 evaluation or more")
+    return found
+
+
 def numbers(text: str, most: int = 1000) -> list[int]:
     """`0-3,8` -> [0, 1, 2, 3, 8], none of them above `most`, and at most MANY at once."""
     found: list[int] = []
@@ -94,6 +105,8 @@ def output_file(path: Path, *endings: str) -> Path:
         raise ValueError(f"the output {path} must end in {' or '.join(endings)}")
     if path.is_dir():
         raise ValueError(f"the output {path} is a folder; expected the name of a file")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is a file; expected a folder for the output {path.name}")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for the output {path.name}; make it first")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):

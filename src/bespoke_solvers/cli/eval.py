@@ -24,8 +24,8 @@ from bespoke_solvers.cli.common import (
     Size,
     check_folder,
     command_line,
+    evaluations,
     judge,
-    numbers,
     of_pipelines,
     output_folder,
     solvers,
@@ -76,10 +76,11 @@ def eval(
     if fid:
         check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
+    costs = evaluations(nfe)
     found, resolved = solvers(solver[0]), resolve(model, guidance, **more)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
-    methods, _ = comparison.methods(found, names, numbers(nfe), resolved)
+    methods, _ = comparison.methods(found, names, costs, resolved)
     for each in found:
         each.check(resolved)
     if dry_run:
@@ -112,13 +113,13 @@ def eval(
     grids: dict[tuple[str, int], str] = {}
     if any(name in dedicated.METHODS for name in names):
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
-        methods, grids = comparison.methods(found, names, numbers(nfe), resolved, choose)
+        methods, grids = comparison.methods(found, names, costs, resolved, choose)
     result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by, grids=grids)
     written = [*comparison.write(result, kept, found, methods, out, command_line.get()), out / "report.html"]
     eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
     typer.echo(comparison.as_text(result))
     for name in names:
-        if left_out := set(numbers(nfe)) - {table.nfe for table in methods.get(name, [])}:
+        if left_out := {*costs} - {table.nfe for table in methods.get(name, [])}:
             typer.echo(f"{name} cannot have {', '.join(map(str, sorted(left_out)))} evaluations: left out")
     for file in written:
         typer.echo(file)

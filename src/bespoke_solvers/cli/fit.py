@@ -20,12 +20,13 @@ from bespoke_solvers.cli.common import (
     Prompts,
     Quiet,
     Size,
+    evaluations,
     in_figures,
     judge,
-    numbers,
     of_pipelines,
     output_file,
 )
+from bespoke_solvers.description import describe
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.judge import check_real
 from bespoke_solvers.models import copies, resolve
@@ -95,9 +96,10 @@ def fit(
         check_real(fid)
     more = of_pipelines(prompts, size, dtype, offload)
     resolved = resolve(model, guidance, **more)
-    if wrong := [n for n in sorted(set(numbers(nfe))) if family == "rk2" and n % 2]:
+    costs = evaluations(nfe)
+    if wrong := [n for n in costs if family == "rk2" and n % 2]:
         raise ValueError(f"rk2 has an even number of evaluations, two for each step; got {', '.join(map(str, wrong))}")
-    learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in sorted(set(numbers(nfe)))}
+    learners = {n: families.make(family, n, learn, resolved.scales_noise) for n in costs}
     for n, learner in learners.items():
         stages = fitting.stages_of(learner, objective, effort, start is not None, fresh, learning_rate)
         fitting.amounts(resolved, learner, objective, effort, stages, "fresh" if fresh else paths, iterations)
@@ -107,6 +109,7 @@ def fit(
     label = " ".join(str(part) for part in (Path(model).name, resolved.conditions, guided, size, dtype) if part)
     folder = bank or out.parent / (re.sub("[:., ]+", "-", label) + ".bank")
     if dry_run:
+        describe(resolved)  # which refuses a velocity that fails
         typer.echo(f"model       {model}: samples of {resolved.shape}, {resolved.prediction}, {resolved.schedule}")
         for n, learner in learners.items():
             parameters = sum(p.numel() for p in learner.parameters() if p.requires_grad)

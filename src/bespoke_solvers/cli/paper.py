@@ -15,8 +15,8 @@ from bespoke_solvers.cli.common import (
     InceptionFile,
     Quiet,
     check_folder,
+    evaluations,
     judge,
-    numbers,
     output_folder,
     without_folders,
 )
@@ -76,14 +76,12 @@ def paper(
     Everything measured is kept in OUT/cells. Interrupted, or asked for more, the same command measures what is missing.
     """
     given: dict[str, Any] = {
-        **{"nfe": tuple(sorted(set(numbers(nfe)))) if nfe else None, "paths": paths, "iterations": iterations},
+        **{"nfe": tuple(evaluations(nfe)) if nfe else None, "paths": paths, "iterations": iterations},
         **{"learning_rate": learning_rate, "choose": choose, "samples": samples, "fid_samples": fid_samples},
         **{"tolerance": tolerance, "batch_size": batch_size},
     }
     counts = (QUICK if quick else FULL)._replace(**{name: value for name, value in given.items() if value is not None})
     experiments = plan.chosen(only or [])
-    if min(counts.nfe) < 1:
-        raise ValueError(f"--nfe {nfe}: a sample takes 1 evaluation or more")
     names = _names(model, guidance or [], draw)
     trained = {label: seconds for label, (name, _) in names.items() if (seconds := _seconds(folder_of(name)))}
     trained |= _trained(training or [], names)

@@ -7,6 +7,7 @@ import typer
 
 from bespoke_solvers import data as data_sets
 from bespoke_solvers import model_folder
+from bespoke_solvers.adapters.diffusers import CHECKPOINT
 from bespoke_solvers.cli.common import (
     DryRun,
     FidSamples,
@@ -20,7 +21,7 @@ from bespoke_solvers.cli.common import (
 )
 from bespoke_solvers.judge import check_real
 from bespoke_solvers.models import folder_of
-from bespoke_solvers.pretrain import CHECKPOINT, Plan, read_checkpoint, train
+from bespoke_solvers.pretrain import Plan, read_checkpoint, train
 from bespoke_solvers.pretrain_configs import CONFIGS, configuration
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from bespoke_solvers.data.sources import Portion, Source, blaming
 
@@ -136,8 +136,11 @@ def to_pixels(content: bytes, size: int | None) -> UInt8[np.ndarray, "3 h w"]:
     Grey becomes RGB, of 16 bits the upper 8 are kept, transparency lies on white, a colour profile is not applied, and
     of an animation the first picture is taken. With a size, the picture is scaled and cropped by `square`.
     """
-    with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-        image = ImageOps.exif_transpose(opened)
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            image = ImageOps.exif_transpose(opened)
+    except UnidentifiedImageError:
+        raise ValueError(f"no {', '.join(FORMATS)}, or damaged at its beginning") from None
     if image.mode.startswith("I"):
         grey = np.asarray(image)
         if grey.min() < 0 or grey.max() > 65535:
