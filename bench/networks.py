@@ -38,6 +38,7 @@ SLOWER = f"--method {shlex.quote(BNS)} --learning-rate 2e-4 --begin 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
 TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
+SAME = f"{TOYS} --paths 256"  # for all fits
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile --statistics {work}/statistics"
 FINE = f"{FID} --nfe 60 --frontier bench/results/fine"
 CLOSED_FORM = shlex.quote(next(iter(CHAIN)))
@@ -64,11 +65,12 @@ CURVES = "--only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_pa
 def _toys() -> list[str]:
     paths = f"{DIGITS} --batch-size 16 --store bench/results/paths"
     return [
-        f"{TOYS} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *BY_BOUND.values()])}",
-        f"{TOYS} {EVERY} {BY_ADAM} --adam 4000",
-        f"{DIGITS} --batch-size 128 --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
+        f"{SAME} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *BY_BOUND.values()])}",
+        f"{SAME} {EVERY} {BY_ADAM} --adam 4000",
+        f"{DIGITS} --batch-size 128 --paths 256 --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
-        f"{TOYS} --nfe 8 10 --method '{DEFAULT}' '{HIGH}' --samples 65536 --store bench/results/many",
+        *(f"{TOYS} --nfe 8 10 --method '{DEFAULT}' --seed {seed} --store bench/results/many" for seed in range(8)),
+        *(f"{SAME} --nfe 8 10 --method '{DEFAULT}' --seed {seed} --store bench/results/many" for seed in range(8)),
         *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
     ]
 

@@ -5,12 +5,13 @@ import json
 import re
 from math import inf
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from bench.fid import EXACT
 from bench.frontier import ADAM, DEFAULT, GAUSS_NEWTON, LEARNED, REFINED, TRANSFERRED
 from bench.models import HALF
-from bench.store import Store
+from bench.store import KEY, Store
 from bespoke_solvers import pictures
 from bespoke_solvers.dedicated import NAMES
 
@@ -37,7 +38,27 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def _figures(record: dict[str, Any]) -> str:
-    return "astray" if record["rmse"] is None else f"{record['rmse']:.4f} / {record['psnr']:.1f}"
+    if record["rmse"] is None:
+        return "astray"
+    least, most = (f"{error:.4f}" for error in record.get("range", 2 * [record["rmse"]]))
+    spread = f" ({least} to {most})" if "range" in record else ""
+    return f"{record['rmse']:.4f}{spread} / {record['psnr']:.1f}"
+
+
+def over_seeds(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each cell once: where it was measured with several seeds, by the means, and the range of RMSE beside them."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[name] for name in KEY if name != "seed"), []).append(record)
+    found = []
+    for group in groups.values():
+        errors, ratios = ([record.get(name) for record in group] for name in ("rmse", "psnr"))
+        if len(group) > 1 and None not in errors:
+            means = {"rmse": mean(errors), "psnr": mean(ratios), "range": (min(errors), max(errors))}
+            found.append(group[0] | means)
+        else:
+            found += group
+    return found
 
 
 def _solver(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -108,7 +129,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="*", help="by default all")
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="one alone; by default the mean over those that were measured")
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
     parser.add_argument("--paper", type=Path, help="the results.json of `bespoke paper`: its statements, as a table")
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
@@ -119,7 +140,7 @@ def main() -> None:
     options = arguments().parse_args()
     store, printed = Store(options.store), dict[str, str]()
     for model in options.model or dict.fromkeys(key[0] for key in store.records):
-        records = [record for record in store.of(model) if record["seed"] == options.seed]
+        records = over_seeds([record for record in store.of(model) if options.seed in (None, record["seed"])])
         records.sort(key=lambda record: (*ORDER, record["method"]).index(record["method"]))
         if not records:
             raise SystemExit(f"the store {options.store} has no records of {model}")
@@ -127,7 +148,7 @@ def main() -> None:
         if "fid" in records[0]:
             # the exact solution in half precision may stand for that of the network in float32
             half = [record for precision in HALF for record in store.of(f"{model}@{precision}")]
-            records = [r for r in half if r["nfe"] >= FINE and r["seed"] == options.seed] + records
+            records = [r for r in half if r["nfe"] >= FINE] + records
             printed[f"table {name}"] = fid_table(records)
             print(f"\n{model}: FID\n\n{printed[f'table {name}']}")
             continue

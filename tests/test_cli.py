@@ -170,7 +170,7 @@ def test_dry_runs_write_nothing(solver, here, capsys):
     run("fit", "own:model", "--nfe", 10, "--out", "s.json", "--dry-run")
     printed = capsys.readouterr().out
     assert "76 numbers to learn: closed-form, projection, endpoint" in printed
-    assert "paths       256, 32 at a time" in printed
+    assert "paths       512, 32 at a time" in printed
     run("fit", "zoo:cifar10-fm-ot", "--guidance", 2, "--nfe", 8, "--out", "s.json", "--dry-run")
     assert "64, 32 at a time, in zoo-cifar10-fm-ot-w2.bank" in capsys.readouterr().out, "another guidance, other paths"
     run("eval", "toy:checkerboard", "--solver", solver, "--out", "results", "--dry-run")

@@ -50,7 +50,7 @@ EFFORTS = {
 PAPER = Effort("bound", 256, STEPS["bound"])
 LEARNING_RATE = 2e-3
 VALIDATION_PATHS = 64
-FEW, MOST = 256, 4  # numbers of a sample, below which there are more samples than usual, and how many times as many
+FEW, MOST = 512, 8  # numbers of a sample, below which there are more samples than usual, and how many times as many
 
 
 def fit(
