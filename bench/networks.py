@@ -118,7 +118,7 @@ STAGES: list[dict[str, list[str]]] = [
             *_paths([16, 32, 128, 256, 512, 1024]),
         ],
         **{
-            f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1400, 1800)), *_until_rest(nfe, SLOWER, (2000, 2200))]
+            f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1800,)), *_until_rest(nfe, SLOWER, (2000,))]
             for nfe in (8, 10)
         },
         "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (1000,)),

@@ -148,11 +148,11 @@ def test_unknown_words_for_paths_are_named(model, bank):
 
 def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
     monkeypatch.setitem(EFFORTS, "high", Effort("projection", 8, 1))
-    monkeypatch.setitem(EFFORTS, "medium", Effort("projection", 8, 1))  # 32 paths where samples are small
+    monkeypatch.setitem(EFFORTS, "medium", Effort("projection", 8, 1))  # 64 paths where samples are small
     options = {name: value for name, value in SMALL.items() if name != "paths"}
     solver = fit(model, bank, effort="high", **options)
     assert solver.fit["objective"] == "projection"
-    assert solver.fit["paths"] == 32
+    assert solver.fit["paths"] == 64
     assert solver.fit["iterations"] == CLOSED + 1
     own = fit(model, bank, effort="high", **SMALL, objective="endpoint", start=solver.table, iterations=0)
     assert own.fit["objective"] == "endpoint"
@@ -168,7 +168,7 @@ def test_more_effort_is_more_work():
     assert low.steps == len(WARPS) + 1, "all grids, and the best of them to the end"
 
 
-@pytest.mark.parametrize(("shape", "count"), [((2,), 512), ((8, 8), 512), ((16, 16), 128), ((3, 16, 16), 64)])
+@pytest.mark.parametrize(("shape", "count"), [((2,), 512), ((8, 8), 512), ((16, 16), 128), ((3, 32, 32), 64)])
 def test_small_samples_are_taken_in_larger_numbers(model, shape, count):
     shaped = dataclasses.replace(model, shape=shape)
     assert fitting.enough(shaped, 64) == count
