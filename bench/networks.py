@@ -117,10 +117,7 @@ STAGES: list[dict[str, list[str]]] = [
             f"{UNGUIDED} cifar10-fm-ot --nfe 8 10 {BOUND} --paths 128 --adam 600 --method 'rk2-bespoke, bound'",
             *_paths([16, 32, 128, 256, 512, 1024]),
         ],
-        **{
-            f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1800,)), *_until_rest(nfe, SLOWER, (2000,))]
-            for nfe in (8, 10)
-        },
+        **{f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1800,)), *_until_rest(nfe, SLOWER, (2000,))] for nfe in (8, 10)},
         "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (1000,)),
         "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
