@@ -40,8 +40,7 @@ def table(records: list[dict[str, Any]]) -> str:
 def _figures(record: dict[str, Any]) -> str:
     if record["rmse"] is None:
         return "astray"
-    least, most = (f"{error:.4f}" for error in record.get("range", 2 * [record["rmse"]]))
-    spread = f" ({least} to {most})" if "range" in record else ""
+    spread = " ({:.4f} to {:.4f})".format(*record["range"]) if "range" in record else ""
     return f"{record['rmse']:.4f}{spread} / {record['psnr']:.1f}"
 
 
@@ -148,7 +147,7 @@ def main() -> None:
         if "fid" in records[0]:
             # the exact solution in half precision may stand for that of the network in float32
             half = [record for precision in HALF for record in store.of(f"{model}@{precision}")]
-            records = [r for r in half if r["nfe"] >= FINE] + records
+            records = [r for r in half if r["nfe"] >= FINE and options.seed in (None, r["seed"])] + records
             printed[f"table {name}"] = fid_table(records)
             print(f"\n{model}: FID\n\n{printed[f'table {name}']}")
             continue

@@ -357,3 +357,15 @@ def test_a_solver_stands_for_the_exact_one_in_tables_of_fid_only_where_it_was_sh
         assert expected in tables.fid_table([*measured, *fine])
     fitted = [record("m", "ns", 20, *counted, 0.001) for counted in ((10_000, 20.0), (50_000, 17.0))]
     assert "| euler |  | 50,000 | 17.00 |" in tables.fid_table([*measured, *fitted, *fine]), "the nearest stands for it"
+
+
+def test_cells_of_several_seeds_are_shown_by_their_means():
+    from bench import tables
+
+    def record(seed, rmse):
+        key = {"model": "m", "method": "ns", "nfe": 8, "seed": seed, "budget": "", "samples": 16, "tolerance": 1e-6}
+        return key | {"rmse": rmse, "psnr": 100 * rmse}
+
+    one, other = record(0, 0.2), record(1, 0.4)
+    assert "| **0.3000 (0.2000 to 0.4000) / 30.0** |" in tables.table(tables.over_seeds([one, other]))
+    assert tables.over_seeds([one, other | {"nfe": 10}]) == [one, other | {"nfe": 10}]
