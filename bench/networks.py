@@ -26,13 +26,14 @@ UNGUIDED = f"{FRONTIER} --choose 256 --tolerance 3e-6 --grid-samples 64"
 GUIDED = f"{FRONTIER} --choose 128 --samples 128 --tolerance 1e-5 --grid-samples 64"
 ALONE = (  # with nothing beside it, and as much to choose by and as exact as by default: the seconds of a fit
     "bench.frontier --warm-up --batch-size 64 --choose 64 --tolerance 1e-5 --minutes {left} --nfe 10 "
-    f"--method '{DEFAULT}' --store bench/results/alone"
+    "--store bench/results/alone"
 )
 EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
 DEDICATED = f"--method {shlex.join(dedicated.NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
 BOUND = f"--method {shlex.join(BY_BOUND.values())} --learning-rate 2e-2 --adam 150"
+RIVALS = [*CHAIN, *(name for name in (*GAUSS_NEWTON, *BY_BOUND.values()) if name.startswith("rk2"))]
 BY_ADAM = f"--method {shlex.quote(BNS)} --learning-rate 1e-3"
 SLOWER = f"--method {shlex.quote(BNS)} --learning-rate 2e-4 --begin 1e-3"
 HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
@@ -54,11 +55,12 @@ ZOO = (
 STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # with the FID of float32 to 0.5 %
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
-STORES = ("frontier", "paths", "many", "fid")  # of which docs/results.md has tables
+STORES = ("frontier", "alone", "paths", "many", "fid")  # of which docs/results.md has tables
 FITS = "--nfe 6,8,10,16,20 --only fig:euler_vs_midpoint"
 ABLATION = "--nfe 6,8,10,16,20 --only fig_a:scale_time_ablation"
 WITH_FID = ("--nfe 8,10,16,20 --only fig:nfe_vs_fid_cifar10", f"{ABLATION} --only fig:bes_vs_edm")
 TO_PICTURES = "--fid-samples 10000 --real {real} --inception {weights}"
+ERRORS = "--only fig:euler_vs_midpoint --only fig_a:scale_time_ablation --only fig:nfe_vs_psnr_imagenet"
 CURVES = "--only fig:nfe_vs_psnr_imagenet --only fig:imagenet-64 --only fig:3_paths"
 
 
@@ -101,7 +103,12 @@ def _until_rest(nfe: int, methods: str, steps: Sequence[int]) -> list[str]:
 
 
 STAGES: list[dict[str, list[str]]] = [
-    {"alone": [f"{ALONE} {' '.join(zoo.NAMES)}", f"{ALONE} {' '.join(PATHS)} --models {{models}}"]},
+    {
+        "alone": [
+            f"{ALONE} {' '.join(zoo.NAMES)} --method '{DEFAULT}'",
+            f"{ALONE} {' '.join(PATHS)} --models {{models}} --paths 64 {BOUND} --method {shlex.join(RIVALS)}",
+        ]
+    },
     {  # the first fits to a model solve the exact paths, which the lanes after them share
         "fm-ot-ours": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {OURS}", *_paths([64])],
         "eps-vp-ours": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {OURS}"],
@@ -123,7 +130,10 @@ STAGES: list[dict[str, list[str]]] = [
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
         "eps-vp-bound": [*_by_bound("cifar10-eps-vp"), f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150"],
         **{f"w{w}": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {END_POINT}"] for w in (2, 4)},
-        **{f"w{w}-bound": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {BOUND} --adam 75"] for w in (2, 4)},
+        **{
+            f"w{w}-by-adam": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {by} --adam 75" for by in (BOUND, BY_ADAM)]
+            for w in (2, 4)
+        },
         "toys": _toys(),
     },
     {
@@ -165,6 +175,11 @@ STAGES: list[dict[str, list[str]]] = [
             *_of_paper("cifar10-eps-vp"),
             f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 6,8,10,16,20 --only fig:bes_vs_edm",
         ],
+        "guided-paper": [
+            f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
+            *(f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe {nfe} {ERRORS}" for nfe in ("8,10", 6, 16, 20)),
+        ],
+        "zoo-paper": [f"{PAPER} zoo:cifar10-fm-ot --nfe 6,8,10,16,20 {ERRORS}"],
     },
     {
         "paper": [
@@ -172,7 +187,6 @@ STAGES: list[dict[str, list[str]]] = [
             "bench.exchange bench/results/paper --real {real} --weights {weights}",
             *(f"{PAPER} {' '.join(FOLDERS.values())} {each} {TO_PICTURES}" for each in WITH_FID),
             f"{PAPER} {EACH} --nfe 16,20 --only fig_a:transferred_ablation {TO_PICTURES}",
-            f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
             f"{PAPER} {EACH} --guidance 2 --nfe 6,8,10,16,20 --draw --fid-samples 10000",
         ],
         "tables": [
