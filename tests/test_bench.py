@@ -38,7 +38,7 @@ METHODS = ["midpoint", "dpmpp-2m", "edm-heun", "ns, closed form", "ns, default",
 def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
     page, copy = ROOT / "docs" / "results.md", tmp_path / "results.md"
     copy.write_text(page.read_text().replace("0.0", "9.9").replace("held", "?"))
-    for store in ("frontier", "paths", "many", "schedulers", "fid"):
+    for store in ("frontier", "alone", "paths", "many", "schedulers", "fid"):
         paper = ["--paper", ROOT / "bench" / "results" / "paper" / "results.json"]
         run("bench.tables", "--store", ROOT / "bench" / "results" / store, *paper, "--into", copy)
     marked = [part.partition("-->")[2].split("\n\n")[1] for part in copy.read_text().split("<!-- ")[1:]]
