@@ -69,7 +69,7 @@ def _toys() -> list[str]:
     return [
         f"{SAME} {EVERY} {DEDICATED} {shlex.join([*CHAIN, *GAUSS_NEWTON, *BY_BOUND.values()])}",
         f"{SAME} {EVERY} {BY_ADAM} --adam 4000",
-        f"{DIGITS} --batch-size 128 --paths 256 --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
+        f"{SAME} --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
         *(f"{TOYS} --nfe 8 10 --method '{DEFAULT}' --seed {seed} --store bench/results/many" for seed in range(8)),
         *(f"{SAME} --nfe 8 10 --method '{DEFAULT}' --seed {seed} --store bench/results/many" for seed in range(8)),

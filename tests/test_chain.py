@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import bespoke_solvers
-from bespoke_solvers import dedicated, families, fitting, toy
-from bespoke_solvers.bank import Bank
+from bespoke_solvers import dedicated, families, fitting, stages, toy
+from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.description import apart, describe
 from bespoke_solvers.doubts import doubt
 from bespoke_solvers.evaluation import held_out
@@ -18,6 +18,7 @@ from bespoke_solvers.generic import baseline
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.schedules import VP, CondOT, Cosine
+from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model
 from chains import CHAINED, CLOSED, GRIDS, SMALL, entries, fit, on_choosing_set
 from problems import CENTRES, mixture
@@ -84,6 +85,45 @@ def test_projection_begins_at_any_baseline(model, bank, method):
     start = dedicated.baseline(method, 4, model)
     solver = fit(model, bank, **SMALL | {"nfe": 4}, objective="projection", start=start)
     assert on_choosing_set(solver, bank, model).rmse < 0.7 * held_out(bank, "choose", 0, 16).quality(start, model).rmse
+
+
+@pytest.mark.parametrize("objective", CHAIN)
+def test_a_start_that_is_not_learned_stays(model, bank, objective):
+    euler = baseline("euler", 3)
+    family = NonStationary(Table(0.1 + 0.85 * euler.t, euler.a, euler.b), learn_start=False)
+    solver = fit(model, bank, **SMALL | {"family": family, "objective": objective})
+    assert solver.fit["best_iteration"] > 0
+    assert solver.table.t[0].item() == pytest.approx(0.1, abs=1e-12)
+    assert solver.table.a[0] == 1
+
+
+@pytest.mark.parametrize("objective", ["closed-form", "projection"])
+def test_times_at_which_the_velocity_is_not_finite_are_left_out(model, bank, objective):
+    """A network in half precision, say, that overflows on the way of some grids only."""
+
+    def velocity(t, x):
+        hole = ((t > 0.7) & (t < 0.8)).reshape(-1, *[1] * (t.ndim and x.ndim - 1))
+        return model.velocity(t, x).masked_fill(hole, torch.inf)
+
+    def told(stage, step=stages.ClosedForm.step):
+        seen.append(step(stage))
+        return seen[-1]
+
+    broken, seen = dataclasses.replace(model, velocity=velocity), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages.ClosedForm, "step", told)
+        solver = fit(broken, bank, **SMALL | {"objective": objective})
+    assert 0 < seen.count(torch.inf) < GRIDS
+    assert not ((solver.table.t > 0.7) & (solver.table.t < 0.8)).any()
+    assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
+
+
+def test_a_velocity_that_is_finite_at_no_times_is_named(model, bank):
+    broken = dataclasses.replace(model, velocity=lambda t, x: torch.full_like(x, torch.inf))
+    stage = stages.ClosedForm(NonStationary(baseline("euler", 3)), Batches(bank, broken, 0, 1))
+    assert [stage.step() for _ in stage.warps] == [torch.inf] * len(stage.warps)
+    with pytest.raises(ValueError, match="the velocity is not finite near the exact paths, at whatever times"):
+        stage.step()
 
 
 def test_a_start_on_a_model_whose_domain_begins_late():

@@ -2,13 +2,15 @@ import math
 
 import pytest
 import torch
+from bench import frontier
 
-from bespoke_solvers import dedicated, toy
+from bespoke_solvers import dedicated, portfolio, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import HeldOut, Quality, held_out
 from bespoke_solvers.portfolio import GRIDS, best, variants
 from bespoke_solvers.schedules import CondOT, DiscreteVP
 from bespoke_solvers.velocity import Model
+from commands import run
 from problems import F64, mixture, stable_diffusion_alphas
 
 
@@ -110,3 +112,26 @@ class Failing(HeldOut):
 def test_a_method_that_goes_astray_is_not_the_best(model, choose, methods):
     failing = Failing(choose.noise, choose.x1, choose.evaluations, choose.own_error)
     assert best(methods, 6, model, failing).name == "midpoint"
+
+
+def test_grids_are_chosen_on_noise_that_no_figure_is_of(model, tmp_path, monkeypatch):
+    """By `fit --start best`, `eval` and the benchmarks; of the three sets one is to fit to, one to report on."""
+    seen = []
+
+    def spied(methods, nfe, model, choose):
+        seen.append(torch.cat([noise.x0 for noise in choose.noise]))
+        return best(methods, nfe, model, choose)
+
+    monkeypatch.setattr(portfolio, "best", spied)
+    monkeypatch.chdir(tmp_path)
+    same = ("toy:checkerboard", "--nfe", 4, "--batch-size", 8, "--tolerance", 1e-3)
+    begun = ("--start", "best", "--objective", "endpoint", "--iterations", 1)
+    compared = ("--samples", 8, "--baselines", "ddim", "--out", "out", "--quiet")
+    run("fit", *same, *begun, "--paths", 8, "--validation-paths", 8, "--out", "s.json", "--quiet")
+    run("eval", *same, *compared, "--solver", "s.json")
+    measured = ("frontier", *same, "--samples", 8, "--method", "ddim", "--store", "store")
+    monkeypatch.setattr("sys.argv", [str(argument) for argument in measured])
+    frontier.main()
+    assert len(seen) == 3
+    for noise in seen:
+        assert torch.equal(noise, Bank(model, batch_size=8).noise("choose", 0, 0).x0)

@@ -1,6 +1,10 @@
+import math
+
 import pytest
 import torch
 
+from bespoke_solvers import regression
+from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.generic import baseline
@@ -8,6 +12,8 @@ from bespoke_solvers.projection import Projection
 from bespoke_solvers.regression import closed_form, errors, log_mean
 from bespoke_solvers.schedules import CondOT
 from bespoke_solvers.table import Table, sample
+from bespoke_solvers.velocity import Model
+from memory import Memory
 from problems import F64, counted, exactly, full_table, mixture, model_of, ones
 
 
@@ -55,6 +61,32 @@ def test_projection_begins_at_the_familys_times(batches):
     expected = closed_form(full_table(4).t, batches).table
     torch.testing.assert_close(family().on(model).b.detach(), expected.b, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(family().t.detach(), full_table(4).t, rtol=0, atol=1e-12)
+
+
+def test_memory_does_not_grow_with_the_evaluations_nor_with_the_paths(monkeypatch):
+    """Beside the samples themselves, a few of which are at work at a time; what is kept of each path lies in files."""
+    monkeypatch.setattr(regression, "AT_ONCE", 2**15)
+    w = torch.randn(3, 3, 3, 3, generator=torch.Generator().manual_seed(0)) / 5
+    schedule, size = CondOT(), (3, 32, 32)
+
+    def u(t, x):
+        return torch.nn.functional.conv2d(x, w, padding=1).tanh() - t.reshape(-1, 1, 1, 1) * x
+
+    def most(nfe, batches):
+        model = Model(velocity=u, shape=size, schedule=schedule)
+        bank = Bank(model, batch_size=8, rtol=1e-2, atol=1e-2)
+        problem = Projection(
+            NonStationary(baseline("euler", nfe)), Batches(bank, model, 0, bank.fill(0, 8 * batches, False))
+        )
+        with torch.no_grad(), Memory() as memory:
+            for _ in problem.linearise(problem.start(), ones(problem.batches), 1e-2):
+                pass
+        return memory.most
+
+    few, sample_bytes = most(4, 1), 4 * math.prod(size)
+    assert few > 8 * sample_bytes
+    assert most(16, 1) < 1.2 * few
+    assert most(4, 4) < few + 4 * 24 * sample_bytes
 
 
 @pytest.mark.parametrize("method", ["heun", "rk4"])

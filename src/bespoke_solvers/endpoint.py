@@ -112,7 +112,7 @@ def push_forward(
         dy = torch.einsum("m,b...->mb...", da[:, k], x0)
         for j, (derivatives, weights) in enumerate(moving):
             dy += torch.einsum("m,b...->mb...", db[:, k, j], us[j])
-            dy += b[k, j] * torch.einsum("mbr,rb...->mb...", weights, derivatives)
+            dy += torch.einsum("mbr,rb...->mb...", b[k, j] * weights, derivatives)
         if k == table.nfe:
             break
         basis, weights = main_directions(dy, directions)
@@ -133,11 +133,13 @@ def main_directions(
     """An orthonormal basis for each sample that spans the m vectors, or nearly where they are more than `most`; and
     their coefficients. It spans random combinations of them (the range finder of Halko, Martinsson & Tropp 2011)."""
     vectors = dy.flatten(2)
-    spanning = vectors[vectors.flatten(1).any(1)]
+    moving = vectors.flatten(1).any(1)
     most = min(most, vectors.shape[-1])
-    if len(spanning) > most:
-        mixing = torch.randn(most, len(spanning), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        spanning = torch.einsum("rm,mbd->rbd", mixing.to(dy), spanning)
+    if moving.sum() > most:
+        mixing = torch.randn(most, len(vectors), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        spanning = torch.einsum("rm,mbd->rbd", mixing.to(dy), vectors)
+    else:
+        spanning = vectors[moving]
     basis = orthonormal(spanning)
     return basis.reshape(-1, *dy.shape[1:]), torch.einsum("mbd,rbd->mbr", vectors, basis)
 

@@ -137,6 +137,10 @@ class NonStationary(nn.Module):
         held = "the scale of the noise" if self.learn_start else "the start"
         return "all" if self.learn_scale else f"all but {held}"
 
+    def held_start(self, model: Model) -> Float[Tensor, " 1"] | None:
+        """t_0 on the model, if it is not learned."""
+        return None if self.learn_start else self().detach().on(model).t[:1]
+
     def held_scale(self, model: Model) -> float | None:
         """a_0 on the model, if it is not learned."""
         return None if self.learn_scale else self.theta_a0.item() * model.start_scale

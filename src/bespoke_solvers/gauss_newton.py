@@ -90,12 +90,14 @@ class GaussNewton(Stage):
         Inputs are moved about as far as the samples are off: a network is rougher in the small than a step is long.
         """
         if not self.errors:
-            self.errors = self._errors(self.theta)
-            self.theta = self.problem.accept(self.theta)
+            first = self._candidate(self.theta)
+            if first.loss == math.inf:
+                raise ValueError(
+                    "samples of the solver that the fit begins with are not finite; begin with another one"
+                )
+            self.theta, self.errors = self.problem.accept(first.theta), first.errors
             self.smoothest = smoothest_difference(self.problem.batches[0])
         before = log_mean(self.errors)
-        if before == math.inf:
-            raise ValueError("samples of the solver that the fit begins with are not finite; begin with another one")
         H, g = self._normal_equations(max(self.smoothest, min(math.exp(before / 2), DIFFERENCES[1])))
         tried: dict[int, Candidate] = {}
 
@@ -120,25 +122,24 @@ class GaussNewton(Stage):
 
     def _candidate(self, theta: Tensor) -> "Candidate":
         try:
-            there = self._errors(theta)
+            there = errors(self.problem.samples(theta), self.problem.batches)
         except TableError:
             return Candidate(math.inf, theta, [])
         return Candidate(log_mean(there), theta, there)
-
-    def _errors(self, theta: Tensor) -> list[Tensor]:
-        return errors(self.problem.samples(theta), self.problem.batches)
 
     def _normal_equations(self, difference: float) -> tuple[Tensor, Tensor]:
         m, batches = len(self.theta), self.problem.batches
         H, g = torch.zeros(m, m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
         weights = sample_weights(self.errors)
         linearised = self.problem.linearise(self.theta, weights, difference)
-        for (y, dy), paths, weight in zip(linearised, batches, weights, strict=True):
+        for paths, weight in zip(batches, weights, strict=True):
+            y, dy = next(linearised)
             for i, residual in enumerate(paths.x1 - y):  # one by one: the Jacobian of a batch is large in float64
                 J = float64(dy[:, i]).flatten(1)
                 weighted = J * weight[i].to(J)
                 H += (weighted @ J.T).cpu()
                 g += (weighted @ float64(residual).flatten()).cpu()
+            del dy  # before the next batch's: one is large
         if not (H.isfinite().all() and g.isfinite().all()):
             raise ValueError("the velocity is not finite near the solver's own points; it must be finite everywhere")
         return H, g

@@ -1,6 +1,7 @@
 """The end point as a function of the times alone (variable projection, Golub & Pereyra 1973)."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from bespoke_solvers.gauss_newton import Linearised, Problem
 from bespoke_solvers.grids import straightness, times_of
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import Rows, closed_form, fit_rows, scratch
-from bespoke_solvers.table import Table
+from bespoke_solvers.table import Table, TableError
 
 LEAST = 1e-2  # of the difference that is asked for, below which there is no room for a time to move
 
@@ -26,7 +27,10 @@ class Projection(Problem):
         self.family = family
         ends = straightness(self.model.schedule, torch.tensor(self.model.domain, dtype=torch.float64))
         self.r_lo, self.r_hi = ends[:1], ends[1:]
-        self.held = 0 if family.learn_start else 1  # how many of the times
+        held = family.held_start(self.model)
+        self.held = 0 if held is None else 1  # how many of the times
+        if held is not None:
+            self.r_lo = straightness(self.model.schedule, held)
         self.scale = family.held_scale(self.model)
         self.weights: list[Tensor] = []
         self.tables: dict[tuple[float, ...], Table] = {}  # of the candidates since the last linearisation
@@ -67,14 +71,15 @@ class Projection(Problem):
         for k in range(len(theta)):
             steps = min(difference, room / 2), -min(difference, theta[k].item() / 2)
             step = difference if difference <= room else max(steps, key=abs)
-            if abs(step) < LEAST * difference:  # a time that cannot move changes nothing but its rounding
-                for column in columns:
-                    column[k] = 0
-                continue
-            moved = theta.clone()
-            moved[k] += step
-            there = fit_rows(self.times(moved), self.batches, self.weights, rows, k + self.held, self.scale)
-            for column, y_moved, y in zip(columns, there.samples, rows.samples, strict=True):
-                column[k] = (y_moved - y) / step
+            there = rows.samples
+            if abs(step) >= LEAST * difference:  # a time that cannot move changes nothing but its rounding
+                moved = theta.clone()
+                moved[k] += step
+                with suppress(TableError):  # nor is anything learned where the velocity is not finite
+                    there = fit_rows(
+                        self.times(moved), self.batches, self.weights, rows, k + self.held, self.scale
+                    ).samples
+            for column, y_moved, y in zip(columns, there, rows.samples, strict=True):
+                column[k] = (y_moved - y) / (step or 1.0)
         for y, column in zip(rows.samples, columns, strict=True):
             yield Linearised(y, column.to(y.device))

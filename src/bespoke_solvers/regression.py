@@ -23,6 +23,7 @@ from bespoke_solvers.table import Table, combine
 
 RIDGE = 1e-9  # of the diagonal; with 1e-6 the fits lose decibels
 PASSES = 3
+AT_ONCE = 2**22  # numbers in float64, the regressors of a row in as many samples
 ROOM = 10  # times what is kept on a GPU for all paths together must be free there
 
 
@@ -74,8 +75,9 @@ def fit_rows(
 ) -> Rows:
     """The table with times t whose rows from `first` on are regressions with these weights; those before are known.
 
-    Normal equations in float64 add up over the batches, and what is kept of each path lies in files, unless there is
-    plenty of room on the GPU: memory does not grow with the number of paths beyond that. scale: a_0, if it is held.
+    Normal equations in float64 add up over the batches, a few samples at a time, and what is kept of each path lies in
+    files, unless there is plenty of room on the GPU: memory grows neither with the number of paths nor with n beyond
+    that. scale: a_0, if it is held.
     """
     n = len(t)
     a, b = torch.zeros(n + 1, dtype=torch.float64), torch.zeros(n + 1, n, dtype=torch.float64)
@@ -93,10 +95,12 @@ def fit_rows(
                 y = combine(a[k - 1], b[k - 1], x0, list(us[: k - 1].to(x0.device)))
                 us[k - 1] = paths.model.bind(paths.noise.condition)(t[k - 1].to(x0), y)
             target = paths.x1 if k == n else paths.at(t[k : k + 1]).x[0]
-            basis = _flat(torch.cat([x0[None], us[:k].to(x0.device)]))
-            weighted = basis * weight.to(basis)[:, None]
-            gram[entered : k + 1, : k + 1] += torch.einsum("ibd,jbd->ij", weighted[entered:], basis).cpu()
-            moments += torch.einsum("ibd,bd->i", weighted, _flat(target[None])[0]).cpu()
+            rows, size = [x0, *us[:k].to(x0.device)], max(1, AT_ONCE // ((k + 1) * x0[0].numel()))
+            for part in (slice(first, first + size) for first in range(0, len(x0), size)):
+                basis = float64(torch.stack([row[part] for row in rows])).flatten(2)
+                w = weight[part].to(basis)[:, None]
+                gram[entered : k + 1, : k + 1] += torch.einsum("ibd,jbd->ij", w * basis[entered:], basis).cpu()
+                moments += torch.einsum("ibd,bd->i", basis, w * float64(target[part]).flatten(1)).cpu()
         entered = k + 1
         lower = gram[: k + 1, : k + 1]
         a[k], b[k, :k] = damped_solve(lower.tril() + lower.tril(-1).T, moments, RIDGE).tensor_split([1])
@@ -108,10 +112,6 @@ def fit_rows(
         for paths, us in zip(batches, velocities, strict=True)
     ]
     return Rows(table, velocities, samples)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return float64(x).flatten(2)
 
 
 def damped_solve(gram: Float[Tensor, "m m"], moments: Float[Tensor, " m"], damping: float) -> Float[Tensor, " m"]:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
-from bespoke_solvers.grids import WARPS, warp
+from bespoke_solvers.grids import WARPS, straightness, warp
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean, sample_weights
+from bespoke_solvers.table import TableError
 from bespoke_solvers.velocity import Model
 
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
@@ -135,8 +136,13 @@ class ClosedForm(Stage):
 
     def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
         self.family, self.batches = family, batches
-        least = 0.0 if family.learn_scale else 0.5 if family.learn_start else 1.0  # of c, below which it is 0
-        self.warps = list(dict.fromkeys((c if c > least else 0.0, p, q) for c, p, q in WARPS))
+        least = 0.0 if family.learn_scale else 0.5  # of c, below which it is 0
+        warps = [(c if c > least else 0.0, p, q) for c, p, q in WARPS]
+        held = family.held_start(batches[0].model)
+        if held is not None:
+            c = family.nfe * straightness(batches[0].model.schedule, held).item()
+            warps = [(c, p, q) for _, p, q in WARPS]
+        self.warps = list(dict.fromkeys(warps))
         self.every = len(self.warps) + 1
         self.tried: list[float] = []
         self.weights: list[Tensor] = []
@@ -154,7 +160,15 @@ class ClosedForm(Stage):
         batches = self.batches[: -(-len(self.batches) // 2)] if trying else self.batches
         passes = PASSES if not trying else 1 if self.weights else 2
         t, scale = warp(model, self.family.nfe, *self.warps[chosen]), self.family.held_scale(model)
-        rows = closed_form(t, batches, passes, scale, self.weights if trying else ())
+        try:
+            rows = closed_form(t, batches, passes, scale, self.weights if trying else ())
+        except TableError as error:
+            if not trying:
+                raise ValueError(
+                    "the velocity is not finite near the exact paths, at whatever times; it must be finite everywhere"
+                ) from error
+            self.tried.append(math.inf)  # not finite where this grid goes
+            return math.inf
         found = errors(rows.samples, batches)
         self.tried.append(log_mean(found))
         if not trying:
