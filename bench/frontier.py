@@ -16,6 +16,7 @@ from bench.models import full_precision, load
 from bench.store import KEY, Store, table_of
 from bespoke_solvers import dedicated, portfolio
 from bespoke_solvers.bank import Bank
+from bespoke_solvers.cells import numbers_of
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import NonStationary, make
 from bespoke_solvers.fitting import EFFORTS, STEPS, enough, fit
@@ -231,7 +232,7 @@ class Frontier:
             "best_iteration": best,
             **more,
             "history": rows,
-            "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
+            "table": numbers_of(solver.table),
         }
         return Fitted(solver.table, solver.theta, record)
 

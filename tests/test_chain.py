@@ -200,6 +200,20 @@ def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
     assert own.fit["iterations"] == 0
 
 
+def test_the_high_effort_goes_on_from_the_default(model, bank, monkeypatch):
+    monkeypatch.setattr(fitting, "enough", lambda model, count: count)
+    monkeypatch.setitem(EFFORTS, "medium", Effort("endpoint", 16, 2))
+    monkeypatch.setitem(EFFORTS, "high", Effort("endpoint", 48, 4))
+    options = {"nfe": 3, "validation_paths": 16, "progress": False}
+    medium, high = (fit(model, bank, effort=effort, **options) for effort in ("medium", "high"))
+    assert high.fit["stages"] == [*medium.fit["stages"], "endpoint"]
+    assert (medium.fit["paths"], high.fit["paths"]) == (16, 48)
+    known = len(medium.fit["history"])
+    assert high.fit["history"][:known] == medium.fit["history"]
+    assert len(high.fit["history"]) > known
+    assert on_choosing_set(high, bank, model).score > on_choosing_set(medium, bank, model).score
+
+
 def test_more_effort_is_more_work():
     low, medium, high = (EFFORTS[name] for name in ("low", "medium", "high"))
     assert low.paths < medium.paths < high.paths

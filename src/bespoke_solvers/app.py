@@ -9,7 +9,7 @@ from typing import Any
 
 from bespoke_solvers.dedicated import NAMES
 from bespoke_solvers.playground import Choice, Drawing, Panel, Playground, StoppedError
-from bespoke_solvers.report import png
+from bespoke_solvers.report import data_uri
 
 TITLE = "Bespoke solvers"
 NO_SOLVER, DRAWN = ("none", ""), ("by seed", -1)  # what is read, and what it stands for
@@ -145,7 +145,7 @@ def _figure(panel: Panel) -> str:
     shown = '<div class="waiting">neither pictures nor points of the plane</div>'
     if panel.picture is not None:
         kind = "plot" if panel.is_plot else "pixels"
-        shown = f'<img class="{kind}" src="{png(panel.picture)}" alt="Samples by {name}, {panel.cost}">'
+        shown = f'<img class="{kind}" src="{data_uri(panel.picture)}" alt="Samples by {name}, {panel.cost}">'
     caption = f"<strong>{name}</strong>{'<br>'.join(filter(None, lines))}"
     return f"<figure><figcaption>{caption}</figcaption>{shown}</figure>"
 

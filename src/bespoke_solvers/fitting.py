@@ -34,6 +34,9 @@ STEPS = {"closed-form": len(WARPS) + 1, "projection": 10, "endpoint": 20, "bound
 CHAIN = ("closed-form", "projection", "endpoint")  # for `ns`, each one the start of the next
 
 
+TWICE = [*CHAIN, "endpoint"]  # the high effort: all as by default, on as many paths, then once more on all paths
+
+
 class Effort(NamedTuple):
     """How far the chain goes, on how many paths (see `enough`), and for how many steps at most of its last stage."""
 
@@ -145,23 +148,26 @@ def fit(
     counter = Counter(model.velocity)
     source = Batches(bank, dataclasses.replace(model, velocity=counter), seed, batches)
 
-    def stage(name: str) -> Stage:
+    def stage(name: str, on: Batches) -> Stage:
         match name, learner:
             case _ if callable(objective):
                 return Adam(learner, source.turn, objective, learning_rate, validate_every)
             case "closed-form", NonStationary():
-                return ClosedForm(learner, source)
+                return ClosedForm(learner, on)
             case "projection", NonStationary():
-                return GaussNewton(Projection(learner, source))
+                return GaussNewton(Projection(learner, on))
             case "endpoint", _:
-                return GaussNewton(EndPoint(learner, source))
+                return GaussNewton(EndPoint(learner, on))
         return Adam(learner, source.turn, bespoke_loss, learning_rate, validate_every)
 
     run = Run(learner, model, choose, settings, description, checkpoint, rate)
     if not run.history:
         solved = len(choose.noise) * bank.batch_size  # whole batches
         run.evaluations["reference"] = source.evaluations + round(choose.evaluations * solved)
-    plan = [Planned(name, functools.partial(stage, name), most) for name, most in zip(names, steps, strict=True)]
+    first = -(-enough(model, EFFORTS["medium"].paths) // bank.batch_size)
+    begun = source[:first] if names == TWICE else source
+    on = [begun] * (len(names) - 1) + [source]
+    plan = [Planned(n, functools.partial(stage, n, p), most) for n, p, most in zip(names, on, steps, strict=True)]
     run.go_on(plan, lambda: source.evaluations, counter, progress)
     solving = bank.seconds("choose", seed, len(choose.noise)) + bank.seconds("fit", seed, batches or 0)
     course = {  # exact paths count, in evaluations and in time, also where an earlier fit left them in the bank
@@ -218,7 +224,10 @@ def stages_of(
         raise ValueError(f"new paths in every iteration are for the bound; {name} needs paths that are kept")
     if learning_rate is not None and name != "bound":
         raise ValueError(f"learning_rate = {learning_rate:g} is for Adam and the bound; {name} has none, leave it out")
-    return list(CHAIN[: CHAIN.index(name) + 1]) if chained and not started else [name]
+    if not chained or started:
+        return [name]
+    names = list(CHAIN[: CHAIN.index(name) + 1])
+    return TWICE if effort == "high" and names == TWICE[:-1] else names
 
 
 def _default(family: Family, effort: str | None) -> Effort:
@@ -245,7 +254,8 @@ def amounts(
         raise ValueError(
             f"{names[-1]} cannot have {iterations} iterations; closed-form has none to set, others 0 or more"
         )
-    return paths, [STEPS[name] for name in names[:-1]] + [iterations]
+    before = [EFFORTS["medium"].steps if name == "endpoint" else STEPS[name] for name in names[:-1]]
+    return paths, [*before, iterations]
 
 
 def _solver(

@@ -240,9 +240,9 @@ def significant(value: Number) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def png(content: bytes) -> str:
-    """A PNG as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(content).decode()
+def data_uri(content: bytes, kind: str = "png") -> str:
+    """A picture in a page."""
+    return f"data:image/{kind};base64," + base64.b64encode(content).decode()
 
 
 def _cell(value: str | Number | None, column: Column, place: int) -> str:

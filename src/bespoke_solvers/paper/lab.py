@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers import dedicated, families, fitting, gallery, pictures, portfolio
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cells import Record, Store, table_of
+from bespoke_solvers.cells import Record, Store, numbers_of, table_of
 from bespoke_solvers.description import describe, differences, in_words
 from bespoke_solvers.evaluation import HeldOut, held_out
 from bespoke_solvers.families import BASES
@@ -28,7 +28,7 @@ from bespoke_solvers.velocity import Model
 EXACT = "exact"
 SHOWN_AT = (8, 10, 20)  # the NFE of the paper's figures of samples
 SPRITES = len(SHOWN_AT) * len(plan.SAMPLES.methods) + 1  # of a model, the exact samples among them
-PIXELS = SPRITES * 4 * 32 * 32  # of them together, four pictures of CIFAR10 each: about 200 kB as PNG in base64
+PIXELS = SPRITES * 4 * 32 * 32  # of them together, four pictures of CIFAR10 each: about 130 kB as WebP in base64
 PATHS_SHOWN = 3
 FAILURES = (ValueError, OSError, RuntimeError)  # after which a run goes on with its other cells
 
@@ -212,7 +212,7 @@ class Lab:
             "history": [[i, None, None if error is None else float(f"{error:.4g}")] for i, _, error, *_ in course],
             "family": solver.family,
             "theta": solver.theta,
-            "table": {name: getattr(solver.table, name).tolist() for name in "tab"},
+            "table": numbers_of(solver.table),
         }
 
     def sprites(self, methods: Sequence[str]) -> None:
