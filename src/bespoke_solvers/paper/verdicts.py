@@ -8,7 +8,7 @@ from html import escape
 from bespoke_solvers.evaluation import too_rough
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE
-from bespoke_solvers.paper.relations import OURS, RATIO, RK2_RATIO, Relation
+from bespoke_solvers.paper.relations import OURS, RATIO, Relation
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import Headline, Section, significant
 
@@ -179,4 +179,4 @@ def _figure(name: str, value: float | None) -> str:
         return ""
     if value == float("inf"):
         return "astray"
-    return f"{value:.2f}" if name in (RATIO, RK2_RATIO) else f"{value:.1f}" if "%" in name else significant(value)
+    return f"{value:.2f}" if name == RATIO else f"{value:.1f}" if "%" in name else significant(value)
