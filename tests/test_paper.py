@@ -18,6 +18,7 @@ from bespoke_solvers.paper.plan import (
     NS,
     RK2_BESPOKE,
 )
+from bespoke_solvers.report import significant
 from chains import CLOSED
 from pipelines import unet
 
@@ -183,8 +184,29 @@ def test_the_report_says_what_held(opened, reported):
     failed = sum(not case["held"] for each in statements for case in each["cases"])
     assert page.js("document.querySelectorAll('.check > table tr.own').length") == failed
     exact = [json.loads(several[0])["reference_evaluations"] / 4 for several in lines(out).values()]
-    saved = f"{min(exact):.0f} to {max(exact):.0f} times fewer evaluations"
+    errors = [significant(figure) for figure in sorted(rmse(out, RK2_BESPOKE).values())]
+    saved = f"{min(exact):.0f} to {max(exact):.0f} times fewer evaluations at RMSE {' to '.join(errors)} (RK2-Bespoke)"
     assert page.js("document.querySelector('.figure').textContent") == saved
+
+
+def rmse(folder, method):
+    """Of each model, as its cells have it."""
+    records = [json.loads(line) for several in lines(folder).values() for line in several]
+    return {r["model"]: r["rmse"] for r in records if r["measured"] == "error" and r["method"] == method}
+
+
+def test_results_json_has_five_digits(reported):
+    """Of the cells' figures and of the cases'."""
+    content = json.loads((reported[0] / "results.json").read_text())
+    for model, exact in rmse(reported[0], RK2_BESPOKE).items():
+        where = {"measured": "error", "method": RK2_BESPOKE, "model": model}
+        (cell,) = (each for each in content["cells"] if where.items() <= each.items())
+        (case,) = (each for each in content["statements"][0]["cases"] if each["where"] == model)
+        assert cell["rmse"] == case["figures"][RK2_BESPOKE] == float(f"{exact:.5g}")
+
+
+def test_sampling_paths_say_their_nfe(reported):
+    assert "The steps of RK2 and RK2-Bespoke with 4 NFE" in (reported[0] / "report.html").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:the reference's own RMSE")
