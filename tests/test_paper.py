@@ -158,8 +158,10 @@ def test_paper_shows_every_model_and_every_case(opened, reported):
         ".map(each => [each.closest('section').querySelector('h2').textContent, each.textContent])"
     )
     assert [title for title, _ in page.js(heads)] == [plan.AGAINST_EDM.name], "of one model only, without a switch"
-    printed, folded = page.printed(f"[{heads}, document.querySelectorAll('.check details:not([open])').length]")
-    assert folded == 0
+    rows = "[...document.querySelectorAll('.check tbody tr')].filter(each => each.checkVisibility()).length"
+    statements = json.loads((reported[0] / "results.json").read_text())["statements"]
+    printed, cases = page.printed(f"[{heads}, {rows}]")
+    assert cases == sum(len(each["cases"]) for each in statements), "each once"
     for experiment in (plan.SAMPLES, plan.PATHS, plan.ABLATION, plan.ITERATIONS):
         assert [name for title, name in printed if title == experiment.name] == names
     assert len([title for title, _ in printed if title == plan.THETA.name]) == len(names)
