@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Tab": 9, " ": 32}
@@ -48,6 +50,11 @@ CONTRASTS = """(() => {
 def find() -> str | None:
     """Where the browser is."""
     return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def cannot_test(missing: str) -> NoReturn:
+    """Skip tests of pages; with BESPOKE_REQUIRE_BROWSER, as in CI, they fail."""
+    pytest.fail(missing) if os.environ.get("BESPOKE_REQUIRE_BROWSER") else pytest.skip(missing)
 
 
 class Browser:

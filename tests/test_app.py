@@ -16,6 +16,7 @@ from bespoke_solvers.dedicated import baseline
 from bespoke_solvers.description import describe
 from bespoke_solvers.playground import Drawing, Panel
 from bespoke_solvers.solver import save
+from browser import cannot_test
 
 MODEL, ALSO, NETWORK = "toy:checkerboard", "toy:digits", "zoo:cifar10-fm-ot"
 DONE = "!!document.querySelector('.panels[aria-busy=false]')"
@@ -28,7 +29,7 @@ PICTURES = "[...document.querySelectorAll('.panels img')].map(e => e.src)"
 def served(tmp_path_factory, browser):
     """The address of the page, with a file of two solvers of the first model."""
     if find_spec("gradio") is None:
-        pytest.skip("Gradio is not installed; pip install 'bespoke-solvers[app]' to test the app")
+        cannot_test("Gradio is not installed; pip install 'bespoke-solvers[app]' to test the app")
     file = tmp_path_factory.mktemp("app") / "s.json"
     model = toy.load(MODEL)
     save([Solver(baseline("unipc", nfe, model), "ns", model=describe(model)) for nfe in (5, 8)], file)

@@ -5,6 +5,7 @@ where that takes seconds, and otherwise with --dry-run.
 """
 
 import functools
+import json
 import shlex
 import shutil
 import sys
@@ -127,6 +128,9 @@ def test_the_commands_of_a_page(page, here, capsys):
         assert (left == []) == (dry or out is None), left
         assert out is None or out in told
         assert dry or out is None or (here / out).exists()
+        if "--draw" in arguments:  # what is committed is what its cells say
+            drawn, kept = (json.loads((root / out / "results.json").read_text()) for root in (here, ROOT))
+            assert drawn == kept
         if command == "fit":  # for the commands that follow
             solver(here / out, value(arguments, "--nfe"))
 

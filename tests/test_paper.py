@@ -18,6 +18,7 @@ from bespoke_solvers.paper.plan import (
     NS,
     RK2_BESPOKE,
 )
+from bespoke_solvers.report import significant
 from chains import CLOSED
 from pipelines import unet
 
@@ -157,8 +158,10 @@ def test_paper_shows_every_model_and_every_case(opened, reported):
         ".map(each => [each.closest('section').querySelector('h2').textContent, each.textContent])"
     )
     assert [title for title, _ in page.js(heads)] == [plan.AGAINST_EDM.name], "of one model only, without a switch"
-    printed, folded = page.printed(f"[{heads}, document.querySelectorAll('.check details:not([open])').length]")
-    assert folded == 0
+    rows = "[...document.querySelectorAll('.check tbody tr')].filter(each => each.checkVisibility()).length"
+    statements = json.loads((reported[0] / "results.json").read_text())["statements"]
+    printed, cases = page.printed(f"[{heads}, {rows}]")
+    assert cases == sum(len(each["cases"]) for each in statements), "each once"
     for experiment in (plan.SAMPLES, plan.PATHS, plan.ABLATION, plan.ITERATIONS):
         assert [name for title, name in printed if title == experiment.name] == names
     assert len([title for title, _ in printed if title == plan.THETA.name]) == len(names)
@@ -183,8 +186,29 @@ def test_the_report_says_what_held(opened, reported):
     failed = sum(not case["held"] for each in statements for case in each["cases"])
     assert page.js("document.querySelectorAll('.check > table tr.own').length") == failed
     exact = [json.loads(several[0])["reference_evaluations"] / 4 for several in lines(out).values()]
-    saved = f"{min(exact):.0f} to {max(exact):.0f} times fewer evaluations"
+    errors = [significant(figure) for figure in sorted(rmse(out, RK2_BESPOKE).values())]
+    saved = f"{min(exact):.0f} to {max(exact):.0f} times fewer evaluations at RMSE {' to '.join(errors)} (RK2-Bespoke)"
     assert page.js("document.querySelector('.figure').textContent") == saved
+
+
+def rmse(folder, method):
+    """Of each model, as its cells have it."""
+    records = [json.loads(line) for several in lines(folder).values() for line in several]
+    return {r["model"]: r["rmse"] for r in records if r["measured"] == "error" and r["method"] == method}
+
+
+def test_results_json_has_five_digits(reported):
+    """Of the cells' figures and of the cases'."""
+    content = json.loads((reported[0] / "results.json").read_text())
+    for model, exact in rmse(reported[0], RK2_BESPOKE).items():
+        where = {"measured": "error", "method": RK2_BESPOKE, "model": model}
+        (cell,) = (each for each in content["cells"] if where.items() <= each.items())
+        (case,) = (each for each in content["statements"][0]["cases"] if each["where"] == model)
+        assert cell["rmse"] == case["figures"][RK2_BESPOKE] == float(f"{exact:.5g}")
+
+
+def test_sampling_paths_say_their_nfe(reported):
+    assert "The steps of RK2 and RK2-Bespoke with 4 NFE" in (reported[0] / "report.html").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:the reference's own RMSE")

@@ -235,6 +235,22 @@ def test_paper_shows_every_solver_unfolded(opened, digits):
     page.until(f"{seen}.join() === '0,1,0'")
 
 
+def test_paper_leaves_out_what_is_long(opened, tmp_path):
+    """The numbers of many solvers, and many commands, but for those that a reader has unfolded."""
+    plots = {"charts": [Chart("t", "r", {"t": [[0, 0.0], [1, 1.0]]})], "numbers": "0 1"}
+    sections = [
+        Learned("Learned", "", {f"solver {i}": plots for i in range(9)}),
+        Provenance("Provenance", [f"bespoke eval {i}" for i in range(4)], {}),
+    ]
+    (tmp_path / "report.html").write_text(report.page("Long", sections))
+    page = opened(tmp_path / "report.html")
+    seen = "[...document.querySelectorAll('summary')].filter(each => each.checkVisibility()).map(e => e.textContent)"
+    assert page.js(seen) == ["All numbers of this solver", "The 4 commands"]
+    assert page.printed(seen) == []
+    page.pointer(".provenance summary", click=True)
+    assert page.printed(seen) == ["The 4 commands"]
+
+
 def test_pictures_that_were_not_chosen_are_there_to_print(opened, tmp_path):
     """They are painted when the page is opened: a browser does not wait for pictures when it prints."""
     several = report.Choice("Samples", {name: shown(toy.digits(centres=20)) for name in ("one", "other")})

@@ -195,7 +195,7 @@ class Provenance(Section):
         """The whole section."""
         commands = "".join(f"<pre>{escape(command)}</pre>" for command in self.commands)
         if len(self.commands) > SHOWN:
-            commands = f"<details><summary>The {len(self.commands)} commands</summary>{commands}</details>"
+            commands = f"<details class=long><summary>The {len(self.commands)} commands</summary>{commands}</details>"
         return commands + "".join(
             f"<h3>{escape(name)}</h3><dl>"
             + "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())

@@ -147,8 +147,8 @@ def paths(results: Results) -> Section | None:
         if charts:
             shown[f"{model} ({results.parameterisation(model)})"] = {"charts": charts}
     text = (
-        "The steps of RK2 and RK2-Bespoke from the same noise, and the exact path (dotted), in the plane of their two "
-        "principal components."
+        f"The steps of RK2 and RK2-Bespoke with {plan.paths_at(results.counts.nfe)} NFE from the same noise, and the "
+        "exact path (dotted), in the plane of their two principal components."
     )
     return Learned(plan.PATHS.name, in_paper(plan.PATHS, text), shown, "Model") if shown else None
 
@@ -195,7 +195,7 @@ def provenance(results: Results, command: str) -> Provenance:
             ", ".join(f"{name.replace('_', '-')} {version}" for name, version in cell["versions"].items())
             for cell in cells
         ),
-        "dates": _distinct(cell["date"] for cell in cells),
+        "dates": _distinct(sorted(cell["date"] for cell in cells)),
     }
     groups = {"Measured": measured} | {model: _facts(results.about(model)) for model in results.models}
     commands = list(dict.fromkeys(cell["command"] for cell in cells))

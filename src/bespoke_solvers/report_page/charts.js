@@ -1,6 +1,7 @@
 "use strict";
 
 const HUES = 8;
+const FEW = 8;  // solvers whose numbers are printed, too
 const LETTER = 7;  // pixels of a label's letter, or nearly so
 const MARKS = ["M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3-3h6v6h-6z", "M0-4.5L4.5 0L0 4.5L-4.5 0z", "M0-4L4 3H-4z"];
 const STAR = "M0-7L2-2.2L7-2.2L3 1L4.5 6L0 3L-4.5 6L-3 1L-7-2.2L-2-2.2z";
@@ -254,11 +255,11 @@ function weights(matrix) {
 function learned(section, data) {
   const parts = Object.keys(data.solvers).map((name) => html("div", { class: "part" }, html("h3", { class: "name" }, name)));
   section.append(...parts);
-  Object.values(data.solvers).forEach((plots, i) => plotted(parts[i], plots));
+  Object.values(data.solvers).forEach((plots, i) => plotted(parts[i], plots, parts.length > FEW));
   oneOf(parts, data.label, Object.keys(data.solvers));
 }
 
-function plotted(part, { charts, weights: matrix, numbers }) {
+function plotted(part, { charts, weights: matrix, numbers }, long) {
   const inner = html("div", { class: "charts" });
   const drawn = distinct(charts.flatMap((chart) => Object.keys(chart.series))), several = charts.some((chart) => Object.keys(chart.series).length > 1);
   const look = several ? looks(drawn, drawn.slice(-1)) : Object.fromEntries(drawn.map((name) => [name, { colour: "var(--c0)", width: 2, dash: "none", mark: MARKS[0] }]));
@@ -269,5 +270,5 @@ function plotted(part, { charts, weights: matrix, numbers }) {
   }));
   if (matrix) inner.append(weights(matrix));
   if (several) part.append(html("ul", { class: "names" }, ...drawn.map((name) => html("li", {}, swatch(look[name]), name))));
-  if (numbers) part.append(html("details", {}, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers)));
+  if (numbers) part.append(html("details", { class: long ? "long" : "" }, html("summary", {}, "All numbers of this solver"), html("pre", { tabindex: 0 }, numbers)));
 }

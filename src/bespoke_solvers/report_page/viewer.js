@@ -124,11 +124,11 @@ function choice(section, data) {
   if (parts.length > 1) oneOf(parts, data.label, data.parts.map((part) => part.name));
 }
 
-/** Paper cannot be unfolded. */
+/** Paper cannot be unfolded; what is long is left out there. */
 function unfoldedOnPaper() {
   let folded = [];
   addEventListener("beforeprint", () => {
-    folded = [...document.querySelectorAll("details:not([open])")];
+    folded = [...document.querySelectorAll("details:not([open], .long)")];
     folded.forEach((each) => { each.open = true; });
   });
   addEventListener("afterprint", () => folded.forEach((each) => { each.open = false; }));
