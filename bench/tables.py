@@ -111,6 +111,16 @@ def statements(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def beside_the_paper(table: dict[str, Any]) -> str:
+    """A table of the results.json of `bespoke paper` in which the paper's own figures stand beside ours."""
+    columns = table["columns"]
+    lines = ["| " + " | ".join(name for name, *_ in columns) + " |", "|---" * len(columns) + "|"]
+    for row in table["rows"]:
+        cells = (lacking if x is None else f"{x:{form}}" for x, (_, form, lacking) in zip(row, columns, strict=True))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def into(page: Path, printed: dict[str, str]) -> None:
     """Replace the table after each mark by the one that was printed.
 
@@ -130,7 +140,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, help="one alone; by default the mean over those that were measured")
     parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
-    parser.add_argument("--paper", type=Path, help="the results.json of `bespoke paper`: its statements, as a table")
+    parser.add_argument("--paper", type=Path, help="the results.json of `bespoke paper`: its statements and tables")
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
     return parser
 
@@ -173,8 +183,10 @@ def main() -> None:
                     figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in shown})
                     pictures.save(figure, options.pictures / f"{file}-fits-{nfe}.png")
     if options.paper:
-        printed["statements"] = statements(json.loads(options.paper.read_text()))
-        print(f"\n{printed['statements']}")
+        results = json.loads(options.paper.read_text())
+        printed["statements"] = statements(results)
+        printed |= {each["title"]: beside_the_paper(each) for each in results["tables"]}
+        print(*(f"\n{printed[title]}" for title in ("statements", *(each["title"] for each in results["tables"]))))
     if options.into:
         into(options.into, printed)
 

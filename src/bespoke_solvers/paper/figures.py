@@ -13,8 +13,9 @@ from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.relations import Relation, relations
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.tables import printed_tables
 from bespoke_solvers.paper.verdicts import in_short
-from bespoke_solvers.report import significant
+from bespoke_solvers.report import Table, significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +55,7 @@ def _drawn_before(folder: Path) -> set[str]:
 
 
 def contents(results: Results, found: Sequence[Relation], command: str) -> dict[str, Any]:
-    """What results.json holds: the figures of all cells, and the statements with their cases."""
+    """What results.json holds: figures of all cells, the statements with their cases, FID beside the paper's."""
     cells = [
         {name: record[name] for name in (*plan.KEY, *FIGURES) if name in record}
         for record in results.cells()
@@ -76,6 +77,11 @@ def contents(results: Results, found: Sequence[Relation], command: str) -> dict[
         "seed": results.seed,
         "models": {model: results.parameterisation(model) for model in results.models},
         "statements": statements,
+        "tables": [
+            {"title": each.title, "columns": [(c.name, c.format, c.missing) for c in each.columns], "rows": each.rows}
+            for each in (printed_tables(results) if plan.TABLES in results.experiments else ())
+            if isinstance(each, Table)
+        ],
         "cells": cells,
     }
 
