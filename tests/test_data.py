@@ -70,16 +70,24 @@ def test_a_changed_whole_batch_is_told(tmp_path, monkeypatch, kind, own):
         prepare(SOURCES[kind](tmp_path / "a"), tmp_path / "out", split="test")
 
 
-def test_a_batch_cut_between_two_pictures_is_told(tmp_path):
+@pytest.mark.filterwarnings("ignore:.* has the MD5 sum")  # of the whole batches
+def test_a_batch_cut_between_two_pictures_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "RECORDS", 20)
     source = cifar_folder(tmp_path / "a")
     for number in (1, 3):
         cut = source / f"data_batch_{number}.bin"
         cut.write_bytes(cut.read_bytes()[: (6 + number) * 3073])
-    told = (
-        r"cut batches of CIFAR-10\? data_batch_1.bin with 7, data_batch_3.bin with 9 pictures, where others .* have 20"
-    )
+    told = r"cut batches of CIFAR-10\? data_batch_1.bin with 7, data_batch_3.bin with 9 pictures in .* own have 20;"
     with pytest.warns(UserWarning, match=told):
         assert len(prepare(source, tmp_path / "out").pixels) == 76
+
+
+def test_batches_that_are_cut_alike_are_told(tmp_path):
+    source = cifar_folder(tmp_path / "a")
+    with pytest.warns(UserWarning, match=r"data_batch_5.bin with 20 pictures in .*, where CIFAR-10's own have 10,000"):
+        prepare(source, tmp_path / "train")
+    with pytest.warns(UserWarning, match=r"cut batches of CIFAR-10\? test_batch.bin with 20 pictures in .*; fetch"):
+        prepare(source, tmp_path / "test", split="test")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
