@@ -39,6 +39,7 @@ class Judge:
 
     copies: the model on further devices, which share the work with that of the model itself.
     store: keeps what was measured (its key is `KEY`), so that a run that was interrupted need not measure it again.
+    to: the real pictures and the features in a word (`mark`); by default their statistics to the last bit.
     """
 
     real: Statistics
@@ -50,6 +51,13 @@ class Judge:
     copies: Sequence[Model] = ()
     progress: bool = False
     store: Store | None = None
+    to: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What its figures are of; those of another mark do not compare."""
+        to = self.to or digest([self.real.mean, self.real.covariance])
+        return f"FID to {to} on {self.count:,} samples of {self.noise_set} {self.seed}"
 
     def table(self, table: Table, model: Model) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
