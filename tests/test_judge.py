@@ -83,6 +83,13 @@ def test_fid_is_kept_for_its_own_decoder_and_features_alone(model, real, tmp_pat
     assert judge.table(table, jitter) == found[0], "rounded otherwise, as on another machine"
 
 
+def test_samples_that_are_no_pictures_are_refused_with_a_store_too(real, tmp_path):
+    board = toy.load("toy:checkerboard")
+    judge = Judge(real, features, count=8, store=Store(tmp_path, KEY))
+    with pytest.raises(ValueError, match=r"\(2,\) are no pictures, which FID is of"):
+        judge.table(baseline("euler", 2).on(board), board)
+
+
 def test_exact_samples_are_judged_to_both_tolerances_of_their_bank(model, real, monkeypatch):
     used = []
     monkeypatch.setattr("bespoke_solvers.judge.CLOSE", 0.0)

@@ -121,6 +121,7 @@ class Judge:
 
     def _seen(self, model: Model) -> list[float]:
         """By which a decoder and the features are known again: mean and spread of those of noise, decoded."""
+        fid.check_pictures(model)
         pictures = to_uint8(model.pictures(model.noise(noise_seeds("report", 0, 0, 2)).x0)).permute(0, 3, 1, 2)
         seen = self.features(pictures).double()
         return [seen.mean().item(), seen.std().item()]
