@@ -196,6 +196,13 @@ def test_statistics_of_a_data_set_are_kept_in_it(folder):
     torch.testing.assert_close(other.mean, 2 * first.mean, msg="other features, other statistics")
 
 
+def test_statistics_of_other_features_are_refused_before_any_sample(real, tmp_path):
+    real.save(tmp_path / "real.npz")
+    assert torch.equal(real_pictures(tmp_path / "real.npz", features).mean, real.mean)
+    with pytest.raises(ValueError, match=r"real.npz holds statistics of 4 features, but Inception gives 3; give "):
+        real_pictures(tmp_path / "real.npz", lambda pictures: features(pictures)[:, :3])
+
+
 def test_the_command(folder, tmp_path, monkeypatch):
     weights, asked = tmp_path / "weights.pth", []
 

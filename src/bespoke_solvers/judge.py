@@ -180,7 +180,13 @@ def check_real(path: Path) -> None:
 def real_pictures(path: Path, features: fid.Features) -> Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz)."""
     if not path.is_dir():
-        return fid.load(path)
+        found, own = fid.load(path), fid.mark_of(features, 32, 32).shape[1]
+        if len(found.mean) != own:
+            raise ValueError(
+                f"{path} holds statistics of {len(found.mean)} features, but Inception gives {own}; give statistics of "
+                "the same features, or a folder of bespoke data"
+            )
+        return found
     kept, pixels = path / "fid.npz", data.load(path).pixels
     mark = fid.mark_of(features, *pixels.shape[2:])
     if not (kept.exists() and _alike(fid.load(kept).mark, mark)):
