@@ -123,6 +123,15 @@ def test_pictures_without_folders_have_no_labels(tmp_path):
     assert not (tmp_path / "out" / "labels.npy").exists()
 
 
+def test_links_are_followed_but_not_round_and_round(tmp_path):
+    for name in ("a/cat/1.png", "a/dog/2.png", "elsewhere/3.png"):
+        save(random_picture(), tmp_path / name)
+    (tmp_path / "a" / "fox").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "a")
+    made = prepare(tmp_path / "a", tmp_path / "out")
+    assert (made.classes, made.labels.tolist()) == (["cat", "dog", "fox"], [0, 1, 2])
+
+
 def test_splits_and_the_outermost_folder_of_a_zip(tmp_path):
     """As AFHQ is packed: afhq/train/cat/1.png."""
     a = save(random_picture(), tmp_path / "afhq" / "train" / "cat" / "1.png")

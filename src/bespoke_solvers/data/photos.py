@@ -72,11 +72,15 @@ def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | N
 
 
 def _in_folder(folder: Path) -> Iterator[str]:
+    """Links are followed, but none to a folder in which it lies itself: without end there would be more pictures."""
+
     def stop(error: OSError) -> None:
         raise error
 
-    for place, _, names in os.walk(folder, onerror=stop, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=stop, followlinks=True):
         inside = Path(place).relative_to(folder)
+        above = {os.path.realpath(folder / each) for each in (inside, *inside.parents)}
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(place, name)) not in above]
         yield from ((inside / name).as_posix() for name in names)
 
 
