@@ -219,6 +219,32 @@ def test_the_average_follows_with_a_warm_up():
     assert not torch.equal(expected, training.parameters[0])
 
 
+def test_a_step_follows_a_huge_gradient_only_so_far(monkeypatch):
+    with torch.random.fork_rng():
+        training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
+    training.optimizer = torch.optim.SGD(training.parameters, lr=1.0)
+
+    def gradient(self):
+        for parameter in self.parameters:
+            parameter.grad = torch.full_like(parameter, 1e3)
+        return torch.tensor(0.0)
+
+    monkeypatch.setattr(Training, "gradient", gradient)
+    before = [parameter.detach().clone() for parameter in training.parameters]
+    training.step(0.0)
+    moved = torch.nn.utils.get_total_norm(torch._foreach_sub(before, training.parameters)).item()
+    assert moved == pytest.approx(TINY.learning_rate * pretrain.LARGEST_GRADIENT, rel=1e-3)
+
+
+def test_dropout_is_for_the_training_and_not_for_the_average():
+    with torch.random.fork_rng():
+        training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
+        training.step(0.0)
+    dropouts = [module for module in training.network.modules() if isinstance(module, torch.nn.Dropout)]
+    assert TINY.dropout in {each.p for each in dropouts if each.training}
+    assert not any(module.training for module in training.average.modules())
+
+
 def test_the_curve_is_short_and_a_loss_without_number_stops(monkeypatch):
     with torch.random.fork_rng():
         training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
