@@ -162,6 +162,7 @@ def test_every_kind_of_picture_becomes_rgb():
     deep = np.array([[0, 255, 256, 65535]], np.uint16)
     for format in ("PNG", "TIFF"):
         assert photos.to_pixels(encoded(Image.fromarray(deep), format), None).tolist() == [[[0, 0, 1, 255]]] * 3
+    assert photos.to_pixels(b"P5 4 1 65535\n" + deep.astype(">u2").tobytes(), None).tolist() == [[[0, 0, 1, 255]]] * 3
     clear = Image.fromarray(np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 0, 51]]], np.uint8))
     for image in (clear, clear.quantize(3)):
         assert photos.to_pixels(encoded(image), None).tolist() == [[[10, 255, 204]], [[20, 255, 204]], [[30, 255, 204]]]
@@ -175,6 +176,9 @@ def test_every_kind_of_picture_becomes_rgb():
     floats = Image.fromarray(np.ones((2, 2), np.float32))
     with pytest.raises(ValueError, match="floats of no known range"):
         photos.to_pixels(encoded(floats, "TIFF"), None)
+    wide = Image.fromarray(np.array([[0, 255]], np.int32))
+    with pytest.raises(ValueError, match="whole numbers of 32 bits or with a sign, of no known range"):
+        photos.to_pixels(encoded(wide, "TIFF"), None)
 
 
 def test_exif_turns_a_picture_upright():
