@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commands import QUICK, refused, run
@@ -63,6 +64,10 @@ REFUSALS = {
     f"fit own:model --fid nowhere {FIT}": "there is no nowhere; expected a folder of bespoke data, or an .npz file",
     "eval own:model --solver board.json --out r --fid folder.json": "there is no prepared data set in folder.json",
     "eval own:model --solver board.json --out r --fid own.py": "own.py is damaged or no file of statistics",
+    f"fit own:model --fid real.npz {FIT}": "samples of the shape (2,) are no pictures, which FID is of",
+    f"fit own:latent --fid real.npz --dry-run {FIT}": "samples of the shape (4, 4, 4) are no pictures",
+    "eval own:model --solver board.json --out r --fid real.npz": "samples of the shape (2,) are no pictures",
+    "eval own:model --solver board.json --out r --fid real.npz --dry-run": "samples of the shape (2,) are no pictures",
     "paper own:model --out r --real nowhere": "there is no nowhere; expected a folder",
     "eval own:model --solver board.json --out own.py --dry-run": "own.py is a file; expected a folder",
     f"sample own:picture --solver board.json {PNG} --dry-run": "shape [2] (here [3, 4, 4])",
@@ -80,6 +85,7 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(command, here, capsys
     edited["tables"]["4"]["b"][0][3] = 1.0
     Path("edited.json").write_text(json.dumps(edited))
     Path("folder.json").mkdir()
+    np.savez("real.npz", mu=np.zeros(2), sigma=np.eye(2))
     before = sorted(here.rglob("*"))
     assert REFUSALS[command] in refused(capsys, *command.split())
     left = [path for path in sorted(here.rglob("*")) if path not in before and "__pycache__" not in path.parts]

@@ -70,16 +70,24 @@ def test_a_changed_whole_batch_is_told(tmp_path, monkeypatch, kind, own):
         prepare(SOURCES[kind](tmp_path / "a"), tmp_path / "out", split="test")
 
 
-def test_a_batch_cut_between_two_pictures_is_told(tmp_path):
+@pytest.mark.filterwarnings("ignore:.* has the MD5 sum")  # of the whole batches
+def test_a_batch_cut_between_two_pictures_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "RECORDS", 20)
     source = cifar_folder(tmp_path / "a")
     for number in (1, 3):
         cut = source / f"data_batch_{number}.bin"
         cut.write_bytes(cut.read_bytes()[: (6 + number) * 3073])
-    told = (
-        r"cut batches of CIFAR-10\? data_batch_1.bin with 7, data_batch_3.bin with 9 pictures, where others .* have 20"
-    )
+    told = r"cut batches of CIFAR-10\? data_batch_1.bin with 7, data_batch_3.bin with 9 pictures in .* own have 20;"
     with pytest.warns(UserWarning, match=told):
         assert len(prepare(source, tmp_path / "out").pixels) == 76
+
+
+def test_batches_that_are_cut_alike_are_told(tmp_path):
+    source = cifar_folder(tmp_path / "a")
+    with pytest.warns(UserWarning, match=r"data_batch_5.bin with 20 pictures in .*, where CIFAR-10's own have 10,000"):
+        prepare(source, tmp_path / "train")
+    with pytest.warns(UserWarning, match=r"cut batches of CIFAR-10\? test_batch.bin with 20 pictures in .*; fetch"):
+        prepare(source, tmp_path / "test", split="test")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -115,6 +123,15 @@ def test_pictures_without_folders_have_no_labels(tmp_path):
     assert not (tmp_path / "out" / "labels.npy").exists()
 
 
+def test_links_are_followed_but_not_round_and_round(tmp_path):
+    for name in ("a/cat/1.png", "a/dog/2.png", "elsewhere/3.png"):
+        save(random_picture(), tmp_path / name)
+    (tmp_path / "a" / "fox").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "a")
+    made = prepare(tmp_path / "a", tmp_path / "out")
+    assert (made.classes, made.labels.tolist()) == (["cat", "dog", "fox"], [0, 1, 2])
+
+
 def test_splits_and_the_outermost_folder_of_a_zip(tmp_path):
     """As AFHQ is packed: afhq/train/cat/1.png."""
     a = save(random_picture(), tmp_path / "afhq" / "train" / "cat" / "1.png")
@@ -145,6 +162,7 @@ def test_every_kind_of_picture_becomes_rgb():
     deep = np.array([[0, 255, 256, 65535]], np.uint16)
     for format in ("PNG", "TIFF"):
         assert photos.to_pixels(encoded(Image.fromarray(deep), format), None).tolist() == [[[0, 0, 1, 255]]] * 3
+    assert photos.to_pixels(b"P5 4 1 65535\n" + deep.astype(">u2").tobytes(), None).tolist() == [[[0, 0, 1, 255]]] * 3
     clear = Image.fromarray(np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 0, 51]]], np.uint8))
     for image in (clear, clear.quantize(3)):
         assert photos.to_pixels(encoded(image), None).tolist() == [[[10, 255, 204]], [[20, 255, 204]], [[30, 255, 204]]]
@@ -158,6 +176,9 @@ def test_every_kind_of_picture_becomes_rgb():
     floats = Image.fromarray(np.ones((2, 2), np.float32))
     with pytest.raises(ValueError, match="floats of no known range"):
         photos.to_pixels(encoded(floats, "TIFF"), None)
+    wide = Image.fromarray(np.array([[0, 255]], np.int32))
+    with pytest.raises(ValueError, match="whole numbers of 32 bits or with a sign, of no known range"):
+        photos.to_pixels(encoded(wide, "TIFF"), None)
 
 
 def test_exif_turns_a_picture_upright():

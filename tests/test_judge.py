@@ -17,7 +17,7 @@ from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.judge import KEY, Judge, in_words, real_pictures
+from bespoke_solvers.judge import KEY, Judge, in_words, mark, real_pictures
 from bespoke_solvers.reference import solve
 from bespoke_solvers.velocity import Counter, noise_seeds
 
@@ -81,6 +81,13 @@ def test_fid_is_kept_for_its_own_decoder_and_features_alone(model, real, tmp_pat
     assert len(Store(tmp_path, KEY).records) == 3
     jitter = dataclasses.replace(model, velocity=lambda t, x: model.velocity(t, x) * (1 + 1e-7))
     assert judge.table(table, jitter) == found[0], "rounded otherwise, as on another machine"
+
+
+def test_samples_that_are_no_pictures_are_refused_with_a_store_too(real, tmp_path):
+    board = toy.load("toy:checkerboard")
+    judge = Judge(real, features, count=8, store=Store(tmp_path, KEY))
+    with pytest.raises(ValueError, match=r"\(2,\) are no pictures, which FID is of"):
+        judge.table(baseline("euler", 2).on(board), board)
 
 
 def test_exact_samples_are_judged_to_both_tolerances_of_their_bank(model, real, monkeypatch):
@@ -189,6 +196,13 @@ def test_statistics_of_a_data_set_are_kept_in_it(folder):
     torch.testing.assert_close(other.mean, 2 * first.mean, msg="other features, other statistics")
 
 
+def test_statistics_of_other_features_are_refused_before_any_sample(real, tmp_path):
+    real.save(tmp_path / "real.npz")
+    assert torch.equal(real_pictures(tmp_path / "real.npz", features).mean, real.mean)
+    with pytest.raises(ValueError, match=r"real.npz holds statistics of 4 features, but Inception gives 3; give "):
+        real_pictures(tmp_path / "real.npz", lambda pictures: features(pictures)[:, :3])
+
+
 def test_the_command(folder, tmp_path, monkeypatch):
     weights, asked = tmp_path / "weights.pth", []
 
@@ -217,12 +231,37 @@ def test_the_command(folder, tmp_path, monkeypatch):
     few += ["--nfe", "3", "--effort", "low", "--overwrite", *options[:6]]
     chosen = runner.invoke(app, ["fit", "toy:digits", *few, "--out", str(solver)])
     assert chosen.exit_code == 0, chosen.output
+    assert bespoke_solvers.load(solver).fit["rated"] == f"FID to {mark(folder, features)} on 8 samples of choose 0"
     ratings = bespoke_solvers.load(solver).fit["ratings"]
     assert [iteration for iteration, _ in ratings] == [0, STEPS["closed-form"]]
     assert all(rating > 0 for _, rating in ratings)
     dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
     assert "on 8 samples for FID" in dry.output
     assert not (tmp_path / "other").exists()
+
+
+def test_an_interrupted_fit_goes_on_by_the_same_fid_alone(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(inception, "load", lambda path: features)
+    runner, rated, own = CliRunner(), [], Judge.fid
+
+    def interrupted(self, table, model):
+        rated.append(table)
+        if len(rated) == 2:
+            raise KeyboardInterrupt
+        return own(self, table, model)
+
+    monkeypatch.setattr(Judge, "fid", interrupted)
+    arguments = ["fit", "toy:digits", "--nfe", "3", "--effort", "low", "--out", str(tmp_path / "s.json"), "--quiet"]
+    arguments += ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--fid"]
+    assert runner.invoke(app, [*arguments, str(folder), "--fid-samples", "8"]).exit_code == 130
+    statistics = real_pictures(folder, features)
+    dataclasses.replace(statistics, mean=statistics.mean + 1).save(tmp_path / "other.npz")
+    to = mark(folder, features)
+    for other, samples in ((folder, "16"), (tmp_path / "other.npz", "8")):
+        again = runner.invoke(app, [*arguments, str(other), "--fid-samples", samples])
+        found = f"FID to {to} on 8 samples of choose 0 (here FID to {mark(other, features)} on {samples} samples of"
+        assert f"is of another fit: rated {found} choose 0)" in str(again.exception)
+    assert runner.invoke(app, [*arguments, str(folder), "--fid-samples", "8"]).exit_code == 0
 
 
 def test_a_comparison_that_was_interrupted_measures_fid_once(folder, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The losses of trainings, and what they draw."""
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -64,6 +65,39 @@ def test_the_network_time_and_the_signs_are_those_of_the_shared_models():
     assert network_time(torch.tensor([0.0, 0.25, 1.0])).tolist() == [1000, 750, 0]
     with pytest.raises(ValueError, match="no loss for the prediction 'score'"):
         target("score", path)
+
+
+def test_the_network_sees_flipped_pictures_where_the_batch_says_so():
+    """At t = 1, where x is the picture itself."""
+    pixels = torch.tensor([[0, 85, 170, 255]], dtype=torch.uint8).expand(2, 1, 1, 4)
+    batch = matching.Batch(pixels, None, torch.tensor([False, True]), torch.ones(2), torch.zeros(2, 1, 1, 4))
+    seen = []
+
+    def network(x, time, class_labels):
+        seen.append(x)
+        return SimpleNamespace(sample=torch.zeros_like(x))
+
+    matching.loss(network, OBJECTIVES["fm-ot"].schedule, "flow", batch)
+    third = torch.tensor([-1, -1 / 3, 1 / 3, 1])
+    torch.testing.assert_close(seen[0].reshape(2, 4), torch.stack([third, third.flip(0)]))
+
+
+@pytest.mark.parametrize(("device", "enabled"), [("cpu", False), ("cuda", True)])
+def test_the_network_runs_in_bfloat16_on_a_gpu_alone(device, enabled, monkeypatch):
+    """Also where there is none: tensors that say that they are on it."""
+    entered, placed = [], type("Placed", (torch.Tensor,), {"device": torch.device(device)})
+    monkeypatch.setattr(
+        torch, "autocast", lambda *given, **options: entered.append((*given, options)) or contextlib.nullcontext()
+    )
+
+    def network(x, time, class_labels):
+        assert len(entered) == 1, "inside of it"
+        return SimpleNamespace(sample=x)
+
+    data = matching.Source(made(), 0, None, CPU).draw(2, TINY.schedule)
+    batch = data._replace(x0=data.x0.as_subclass(placed))
+    matching.loss(network, TINY.schedule, "flow", batch)
+    assert entered == [(device, torch.bfloat16, {"enabled": enabled})]
 
 
 def test_batches_drop_labels_flip_pictures_and_stay_in_the_domain():

@@ -168,10 +168,31 @@ def test_fid_is_measured_along_the_way_in_time_that_does_not_count(tmp_path, mon
     for minutes, steps in ((0.5, 30), (0.6, 36), (0.6, 36)):
         record = train(Plan(TINY, made(), minutes=minutes), tmp_path, rate=rate, progress=False)
         assert (record["steps"], record["seconds"]) == (steps, steps)
-    assert record["fid"] == [(10, 10.0, 48.0), (20, 20.0, 46.0), (30, 30.0, 44.0), (36, 36.0, 42.0)]
-    along = ", ".join(f"{fid:.2f} after {seconds / 60:.1f} minutes" for _, seconds, fid in record["fid"])
+    assert [entry[:3] for entry in record["fid"]] == [(10, 10.0, 48), (20, 20.0, 46), (30, 30.0, 44), (36, 36.0, 42)]
+    along = ", ".join(f"{fid:.2f} after {seconds / 60:.1f} minutes" for _, seconds, fid, _ in record["fid"])
     assert along.startswith("48.00 after 0.2 minutes, 46.00 after 0.3 minutes")
     assert f"| FID along the way | {along} |" in (tmp_path / "README.md").read_text()
+
+
+def test_fid_is_told_with_what_it_was_measured_by(tmp_path):
+    """Two runs with other samples: neither the record nor the card mixes them."""
+
+    class Rating:
+        def __init__(self, mark):
+            self.mark = mark
+
+        def __call__(self, table, model):
+            return float(self.mark)
+
+    for steps, mark in ((1, "8"), (2, "8"), (2, "16"), (2, "16")):
+        record = train(Plan(TINY, made(), steps=steps), tmp_path, rate=Rating(mark), progress=False)
+    assert [(steps, fid, by) for steps, _, fid, by in record["fid"]] == [(1, 8, "8"), (2, 8, "8"), (2, 16, "16")]
+    told = r"along the way \| 8.00 after \S+ minutes, 8.00 after \S+ minutes \(8\); 16.00 after \S+ minutes \(16\) \|"
+    assert re.search(told, (tmp_path / "README.md").read_text())
+    begun = record | {"start": record | {"digest": "ab"}}
+    assert "weights ab, FID 16.00 (16) |" in model_folder.card(begun)
+    plain = record | {"fid": [entry[:3] for entry in record["fid"]]}
+    assert re.search(r"16.00 after \S+ minutes \|", model_folder.card(plain)), "earlier ones do not say"
 
 
 def test_fid_that_cannot_be_measured_ends_no_training(tmp_path):
@@ -196,6 +217,32 @@ def test_the_average_follows_with_a_warm_up():
             expected.lerp_(training.parameters[0].detach(), 1 - (1 + k) / (10 + k))
     assert torch.equal(training.averages[0], expected)
     assert not torch.equal(expected, training.parameters[0])
+
+
+def test_a_step_follows_a_huge_gradient_only_so_far(monkeypatch):
+    with torch.random.fork_rng():
+        training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
+    training.optimizer = torch.optim.SGD(training.parameters, lr=1.0)
+
+    def gradient(self):
+        for parameter in self.parameters:
+            parameter.grad = torch.full_like(parameter, 1e3)
+        return torch.tensor(0.0)
+
+    monkeypatch.setattr(Training, "gradient", gradient)
+    before = [parameter.detach().clone() for parameter in training.parameters]
+    training.step(0.0)
+    moved = torch.nn.utils.get_total_norm(torch._foreach_sub(before, training.parameters)).item()
+    assert moved == pytest.approx(TINY.learning_rate * pretrain.LARGEST_GRADIENT, rel=1e-3)
+
+
+def test_dropout_is_for_the_training_and_not_for_the_average():
+    with torch.random.fork_rng():
+        training = Training(Plan(TINY, made(), steps=9), CPU, compiled=False)
+        training.step(0.0)
+    dropouts = [module for module in training.network.modules() if isinstance(module, torch.nn.Dropout)]
+    assert TINY.dropout in {each.p for each in dropouts if each.training}
+    assert not any(module.training for module in training.average.modules())
 
 
 def test_the_curve_is_short_and_a_loss_without_number_stops(monkeypatch):

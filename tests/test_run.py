@@ -219,3 +219,24 @@ def test_a_rated_fit_goes_on_with_its_ratings(model, bank, tmp_path):
     assert torch.equal(entries(resumed), entries(whole))
     with pytest.raises(ValueError, match=r"another fit: rated True \(here False\)"):
         fit(model, bank, checkpoint=tmp_path / "c", **CHAINED)
+
+
+def test_a_rated_fit_keeps_what_it_was_rated_by(model, bank, tmp_path):
+    """The mark of a function, or of the object whose method it is."""
+
+    class Rating:
+        def __init__(self, mark):
+            self.mark = mark
+
+        def __call__(self, table, model):
+            return float(table.t[-1])
+
+        rate = __call__
+
+    found = fit(model, bank, rate=Rating("on 8").rate, checkpoint=tmp_path / "c", **CHAINED)
+    assert found.fit["rated"] == "on 8"
+    assert fit(model, bank, rate=Rating("on 8"), checkpoint=tmp_path / "c", **CHAINED).fit["rated"] == "on 8"
+    with pytest.raises(ValueError, match=r"another fit: rated on 8 \(here on 16\)"):
+        fit(model, bank, rate=Rating("on 16").rate, checkpoint=tmp_path / "c", **CHAINED)
+    assert fit(model, bank, rate=lambda table, model: 1.0, **CHAINED).fit["rated"] is True
+    assert fit(model, bank, **CHAINED).fit["rated"] is False

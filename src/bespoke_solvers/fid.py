@@ -169,12 +169,20 @@ def samples(
                 bar.update(len(pictures))
 
 
+def check_pictures(model: Model) -> None:
+    """Refuse a model whose samples are no pictures."""
+    if model.decode is None and not is_picture(model.shape):
+        raise ValueError(
+            f"samples of the shape {model.shape} are no pictures, which FID is of: those have 1 or 3 channels; leave "
+            "FID out, or give the Model a decode"
+        )
+
+
 def _check(models: Sequence[Model]) -> None:
     """Refuse samples that are no pictures, and models that are not one and the same."""
     if not models:
         raise ValueError("got no model; expected the model once for each device that is to work")
-    if models[0].decode is None and not is_picture(models[0].shape):
-        raise ValueError(f"samples of the shape {models[0].shape} are no pictures: those have 1 or 3 channels")
+    check_pictures(models[0])
     if len(models) > 1:
         kept, *others = map(describe, models)
         for i, other in enumerate(others, 1):

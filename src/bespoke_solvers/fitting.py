@@ -23,7 +23,7 @@ from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.projection import Projection
-from bespoke_solvers.run import Planned, Rate, Run
+from bespoke_solvers.run import Planned, Rate, Run, rated
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage, check_gradient
 from bespoke_solvers.table import Table
@@ -90,6 +90,7 @@ def fit(
     bank: where exact paths are kept, in what batches; by default in memory, 32 at a time. For a half-precision network
     it may be that of the same model in full precision, so that the rounding is fitted, too.
     rate: what the best step is chosen by, the lower the better, in place of RMSE and PSNR on held-out noise: FID, say.
+    Where it has a `mark`, a text that says what it goes by, the solver keeps that, and no fit by another one goes on.
     checkpoint: a file written after each validation; where it exists, the fit goes on from it.
 
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.
@@ -142,7 +143,7 @@ def fit(
         "learning_rate": learning_rate,
         "validation_paths": validation_paths,
         "validate_every": validate_every,
-        "rated": rate is not None,
+        "rated": rated(rate),
     }
 
     counter = Counter(model.velocity)

@@ -39,6 +39,7 @@ class Judge:
 
     copies: the model on further devices, which share the work with that of the model itself.
     store: keeps what was measured (its key is `KEY`), so that a run that was interrupted need not measure it again.
+    to: the real pictures and the features in a word (`mark`); by default their statistics to the last bit.
     """
 
     real: Statistics
@@ -50,6 +51,13 @@ class Judge:
     copies: Sequence[Model] = ()
     progress: bool = False
     store: Store | None = None
+    to: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What its figures are of; those of another mark do not compare."""
+        to = self.to or digest([self.real.mean, self.real.covariance])
+        return f"FID to {to} on {self.count:,} samples of {self.noise_set} {self.seed}"
 
     def table(self, table: Table, model: Model) -> dict[str, float]:
         """FID and KID of a table on the model (`Table.on`)."""
@@ -113,6 +121,7 @@ class Judge:
 
     def _seen(self, model: Model) -> list[float]:
         """By which a decoder and the features are known again: mean and spread of those of noise, decoded."""
+        fid.check_pictures(model)
         pictures = to_uint8(model.pictures(model.noise(noise_seeds("report", 0, 0, 2)).x0)).permute(0, 3, 1, 2)
         seen = self.features(pictures).double()
         return [seen.mean().item(), seen.std().item()]
@@ -171,7 +180,13 @@ def check_real(path: Path) -> None:
 def real_pictures(path: Path, features: fid.Features) -> Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz)."""
     if not path.is_dir():
-        return fid.load(path)
+        found, own = fid.load(path), fid.mark_of(features, 32, 32).shape[1]
+        if len(found.mean) != own:
+            raise ValueError(
+                f"{path} holds statistics of {len(found.mean)} features, but Inception gives {own}; give statistics of "
+                "the same features, or a folder of bespoke data"
+            )
+        return found
     kept, pixels = path / "fid.npz", data.load(path).pixels
     mark = fid.mark_of(features, *pixels.shape[2:])
     if not (kept.exists() and _alike(fid.load(kept).mark, mark)):

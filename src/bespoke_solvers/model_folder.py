@@ -2,8 +2,10 @@
 
 import copy
 import hashlib
+import itertools
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +133,10 @@ def card(record: dict[str, Any]) -> str:
     speed = f"; {record['images'] / record['seconds']:,.0f} pictures a second" if record["seconds"] else ""
     if used := record.get("gpu_memory"):
         speed += f", {used / 2**30:.1f} GiB of its memory"
-    fid = ", ".join(f"{value:.2f} after {seconds / 60:.1f} minutes" for _, seconds, value in record.get("fid", []))
+    fid = "; ".join(
+        ", ".join(f"{value:.2f} after {seconds / 60:.1f} minutes" for _, seconds, value, *_ in measured) + by
+        for by, measured in itertools.groupby(record.get("fid", []), _by)
+    )
     along = f"\n| FID along the way | {fid} |" if fid else ""
     command = f"\n| command | `{record['command']}` |" if record.get("command") else ""
     return f"""---
@@ -165,6 +170,12 @@ scaled to [-1, 1] and flipped at random.
 """
 
 
+def _by(measured: Sequence[Any]) -> str:
+    """By what an FID was measured, in brackets; earlier records do not say."""
+    by = measured[3] if len(measured) > 3 else None
+    return f" ({by})" if isinstance(by, str) else ""
+
+
 def _begun(record: dict[str, Any]) -> str:
     """Rows of the card: what came before the training, if it did not begin with new weights."""
     before = trainings(record)[1:]
@@ -173,7 +184,7 @@ def _begun(record: dict[str, Any]) -> str:
     images, seconds = (sum(each[name] for each in before) for name in ("images", "seconds"))
     told = f"{images:,} pictures in {seconds / 60:.1f} minutes, weights {before[0]['digest']}"
     if (fid := before[0].get("fid")) and fid[-1][0] == before[0]["steps"]:
-        told += f", FID {fid[-1][2]:.2f}"
+        told += f", FID {fid[-1][2]:.2f}{_by(fid[-1])}"
     if commands := [f"`{each['command']}`" for each in before if each.get("command")]:
         told += f": {', begun from '.join(commands)}"
     whole = f"{record['images'] + images:,} pictures in {(record['seconds'] + seconds) / 60:.1f} minutes"

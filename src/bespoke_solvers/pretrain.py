@@ -19,7 +19,7 @@ from bespoke_solvers.adapters.diffusers import CHECKPOINT, as_model, trained_by_
 from bespoke_solvers.data import Pictures
 from bespoke_solvers.description import describe_schedule
 from bespoke_solvers.pretrain_configs import Config, unet
-from bespoke_solvers.run import Rate
+from bespoke_solvers.run import Rate, rated
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Model, default_device
 
@@ -110,7 +110,7 @@ class Training:
         self.steps, self.seconds = 0, 0.0
         self.history: list[tuple[int, float, float]] = []  # steps, seconds, mean loss since the entry before
         self.running = torch.zeros((), device=device)  # sum of the losses since the last entry
-        self.fid: list[tuple[int, float, float]] = []  # steps, seconds, FID
+        self.fid: list[tuple[int, float, float, str | bool]] = []  # steps, seconds, FID, by what (`rated`)
 
     def learning_rate(self, progress: float) -> float:
         """Of the next step: warm-up, and the decay that ends with the limit."""
@@ -197,7 +197,8 @@ class Training:
     def look(self, folder: Path, rate: Rate | None) -> None:
         """Draw samples of the averaged network, and measure their FID."""
         self.draw_samples(folder)
-        if rate is None or self.steps in {steps for steps, *_ in self.fid}:
+        by, known = rated(rate), {(each[0], *each[3:]) for each in self.fid}  # earlier ones do not say by what
+        if rate is None or (self.steps, by) in known:
             return
         model = self.model()
         try:
@@ -205,7 +206,7 @@ class Training:
         except ValueError as error:  # samples that are not finite, say, of a network that has not learned yet
             warnings.warn(f"FID was not measured after {self.steps} steps: {error}", stacklevel=2)
         else:
-            self.fid += [(self.steps, self.seconds, found)] if math.isfinite(found) else []
+            self.fid += [(self.steps, self.seconds, found, by)] if math.isfinite(found) else []
 
     def draw_samples(self, folder: Path) -> None:
         """A picture of samples from the same noise each time: a row for each class, or 64."""

@@ -22,6 +22,12 @@ from bespoke_solvers.velocity import Counter, Model
 Rate = Callable[[Table, Model], float]  # of a table on the model; the lower the better
 
 
+def rated(rate: Rate | None) -> str | bool:
+    """What a rate goes by, as its `mark` or that of the object whose method it is says; else whether there is one."""
+    mark = getattr(getattr(rate, "__self__", rate), "mark", None)
+    return mark if isinstance(mark, str) else rate is not None
+
+
 class Planned(NamedTuple):
     """A stage to come: its name, how to make it, and the most steps it may take."""
 

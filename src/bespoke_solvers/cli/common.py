@@ -12,7 +12,7 @@ import typer
 from bespoke_solvers import hub, inception, zoo
 from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.cells import name_only
-from bespoke_solvers.judge import Judge, real_pictures
+from bespoke_solvers.judge import Judge, mark, real_pictures
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.solver import Solver, available, load
 from bespoke_solvers.velocity import NoiseSet
@@ -137,7 +137,8 @@ def judge(
 ) -> Judge:
     """What measures FID and KID to real pictures; commands look for these first (`check_real`), before any download."""
     features = inception.load(weights)
-    return Judge(real_pictures(to, features), features, count, seed, batch_size, noise_set, **more)
+    real = real_pictures(to, features)
+    return Judge(real, features, count, seed, batch_size, noise_set, to=mark(to, features), **more)
 
 
 def in_figures(validation: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from bespoke_solvers.cli.common import (
     without_folders,
 )
 from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.fid import check_pictures
 from bespoke_solvers.judge import FINE, KEY, check_real
 from bespoke_solvers.models import copies, resolve
 
@@ -78,6 +79,8 @@ def eval(
     more = of_pipelines(prompts, size, dtype, offload)
     costs = evaluations(nfe)
     found, resolved = solvers(solver[0]), resolve(model, guidance, **more)
+    if fid:
+        check_pictures(resolved)
     everything = baselines.strip() == "all"
     names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
     methods, _ = comparison.methods(found, names, costs, resolved)

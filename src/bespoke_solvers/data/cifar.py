@@ -55,9 +55,8 @@ def find(source: Path, split: str) -> Source | None:
             portion = (_binary if ending else _pickled)(readers[name](), name)
             counts[name] = len(portion.pixels)
             yield portion
-        most = max(counts.values())
-        if short := [f"{name} with {count:,}" for name, count in counts.items() if count < most]:
-            told = f"{', '.join(short)} pictures, where others of {source} have {most:,}"
+        if short := [f"{name} with {count:,}" for name, count in counts.items() if count < RECORDS]:
+            told = f"{', '.join(short)} pictures in {source}, where CIFAR-10's own have {RECORDS:,}"
             warnings.warn(f"cut batches of CIFAR-10? {told}; fetch them again", stacklevel=2)
 
     return Source("cifar10", files, split, CLASSES, None, portions)

@@ -72,11 +72,15 @@ def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | N
 
 
 def _in_folder(folder: Path) -> Iterator[str]:
+    """Links are followed, but none to a folder in which it lies itself: without end there would be more pictures."""
+
     def stop(error: OSError) -> None:
         raise error
 
-    for place, _, names in os.walk(folder, onerror=stop, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=stop, followlinks=True):
         inside = Path(place).relative_to(folder)
+        above = {os.path.realpath(folder / each) for each in (inside, *inside.parents)}
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(place, name)) not in above]
         yield from ((inside / name).as_posix() for name in names)
 
 
@@ -138,16 +142,14 @@ def to_pixels(content: bytes, size: int | None) -> UInt8[np.ndarray, "3 h w"]:
     """
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            image = ImageOps.exif_transpose(opened)
+            image, format = ImageOps.exif_transpose(opened), opened.format
     except UnidentifiedImageError:
         raise ValueError(f"no {', '.join(FORMATS)}, or damaged at its beginning") from None
+    if image.mode == "F" or (image.mode == "I" and format == "TIFF"):  # 16 bits of other formats may come as "I"
+        kind = "floats" if image.mode == "F" else "whole numbers of 32 bits or with a sign,"
+        raise ValueError(f"its values are {kind} of no known range")
     if image.mode.startswith("I"):
-        grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise ValueError(f"its values reach from {grey.min()} to {grey.max()}, beyond 16 bits")
-        image = Image.fromarray((grey // 256).astype(np.uint8))
-    elif image.mode == "F":
-        raise ValueError("its values are floats of no known range")
+        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
