@@ -32,9 +32,7 @@ from bespoke_solvers.velocity import Counter, Model
 # At most, by objective.
 STEPS = {"closed-form": len(WARPS) + 1, "projection": 10, "endpoint": 20, "bound": 1000}
 CHAIN = ("closed-form", "projection", "endpoint")  # for `ns`, each one the start of the next
-
-
-TWICE = [*CHAIN, "endpoint"]  # the high effort: all as by default, on as many paths, then once more on all paths
+TWICE = (*CHAIN, "endpoint")  # the high effort: all as by default, on as many paths, then once more on all paths
 
 
 class Effort(NamedTuple):
@@ -166,7 +164,7 @@ def fit(
         solved = len(choose.noise) * bank.batch_size  # whole batches
         run.evaluations["reference"] = source.evaluations + round(choose.evaluations * solved)
     first = -(-enough(model, EFFORTS["medium"].paths) // bank.batch_size)
-    begun = source[:first] if names == TWICE else source
+    begun = source[:first] if tuple(names) == TWICE else source
     on = [begun] * (len(names) - 1) + [source]
     plan = [Planned(n, functools.partial(stage, n, p), most) for n, p, most in zip(names, on, steps, strict=True)]
     run.go_on(plan, lambda: source.evaluations, counter, progress)
@@ -227,8 +225,7 @@ def stages_of(
         raise ValueError(f"learning_rate = {learning_rate:g} is for Adam and the bound; {name} has none, leave it out")
     if not chained or started:
         return [name]
-    names = list(CHAIN[: CHAIN.index(name) + 1])
-    return TWICE if effort == "high" and names == TWICE[:-1] else names
+    return list(TWICE if (effort, name) == ("high", CHAIN[-1]) else CHAIN[: CHAIN.index(name) + 1])
 
 
 def _default(family: Family, effort: str | None) -> Effort:
