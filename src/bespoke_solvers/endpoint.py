@@ -133,13 +133,14 @@ def main_directions(
     """An orthonormal basis for each sample that spans the m vectors, or nearly where they are more than `most`; and
     their coefficients. It spans random combinations of them (the range finder of Halko, Martinsson & Tropp 2011)."""
     vectors = dy.flatten(2)
-    moving = vectors.flatten(1).any(1)
-    most = min(most, vectors.shape[-1])
-    if moving.sum() > most:
-        mixing = torch.randn(most, len(vectors), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moving = vectors.flatten(1).any(1).cpu()
+    most, count = min(most, vectors.shape[-1]), int(moving.sum())
+    if count > most:
+        mixing = torch.zeros(most, len(vectors), dtype=torch.float64)
+        mixing[:, moving] = torch.randn(most, count, generator=torch.Generator().manual_seed(0), dtype=mixing.dtype)
         spanning = torch.einsum("rm,mbd->rbd", mixing.to(dy), vectors)
     else:
-        spanning = vectors[moving]
+        spanning = vectors[moving.to(vectors.device)]
     basis = orthonormal(spanning)
     return basis.reshape(-1, *dy.shape[1:]), torch.einsum("mbd,rbd->mbr", vectors, basis)
 
