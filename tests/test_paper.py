@@ -149,6 +149,19 @@ def test_another_model_can_be_chosen(opened, reported):
     page.until(f"{section}.querySelectorAll('.part')[1].querySelectorAll('.curve').length === 8")
 
 
+def test_all_figures_of_a_model_can_be_sorted(opened, reported):
+    page = opened(reported[0] / "report.html")
+    table = "[...document.querySelectorAll('section.choice .part.table')].find(part => part.checkVisibility())"
+    column = f"[...{table}.querySelectorAll('tbody tr')].map(row => row.cells[2].dataset.value)"
+    before = page.js(column)
+    page.js(f"{table}.querySelectorAll('thead button')[2].click()")
+    after = page.js(column)
+    measured = [float(value) for value in after if value]
+    assert len(measured) > 5
+    assert measured == sorted(measured)
+    assert sorted(after) == sorted(before)
+
+
 def test_paper_shows_every_model_and_every_case(opened, reported):
     page = opened(reported[0] / "report.html")
     names = ["toy:checkerboard (FM-OT)", "toy:checkerboard-vp (VP, flow)"]

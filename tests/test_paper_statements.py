@@ -1,70 +1,14 @@
 """What `bespoke paper` says of the paper's statements, from given cells."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
 
-from bespoke_solvers import pictures
-from bespoke_solvers.cells import Store
-from bespoke_solvers.paper import figures, plan
-from bespoke_solvers.paper.page import curves, provenance, sections
-from bespoke_solvers.paper.plan import (
-    DPM2,
-    EDM,
-    NS,
-    QUICK,
-    RK1,
-    RK1_BESPOKE,
-    RK2,
-    RK2_BESPOKE,
-    RK4,
-    SCALE,
-    TIME,
-)
+from bespoke_solvers.paper import plan
+from bespoke_solvers.paper.plan import DPM2, EDM, NS, RK1, RK1_BESPOKE, RK2, RK2_BESPOKE, RK4, SCALE, TIME
 from bespoke_solvers.paper.relations import relations
-from bespoke_solvers.paper.results import Results
-from bespoke_solvers.paper.tables import printed_tables
 from bespoke_solvers.paper.verdicts import checks, headline
-
-COUNTS = QUICK._replace(nfe=(8, 20), fid_samples=50_000)
-OT, VP, OTHER_OT, GUIDED = "own:ot", "own:vp", "own:other-ot", "own:guided"
-PATHS = {OT: "CondOT", VP: "VP", OTHER_OT: "CondOT", GUIDED: "CondOT"}
-ORDER = {RK1: 9, RK2: 6, RK4: 8, DPM2: 5, RK1_BESPOKE: 7, SCALE: 4, TIME: 3, RK2_BESPOKE: 2, EDM: 2.5}  # by the paper
-
-
-def given(folder, models=(OT, VP, OTHER_OT), changed=None, spread=None, counts=COUNTS):
-    """Results in which all that the paper says holds, but for the figures that are changed.
-
-    None: the samples went astray, and have no FID. "missing": not measured.
-    """
-    store = Store(folder, plan.KEY)
-    changed = changed or {}
-
-    def put(model, measured, method, nfe, **values):
-        store.cell(plan.key(model, measured, method, nfe, 0, counts), lambda: values)
-
-    for model in models:
-        described = {
-            "schedule": {"name": PATHS[model]},
-            "prediction": "epsilon" if model == VP else "flow",
-            "shape": [1, 16, 16] if model == OTHER_OT else [1, 8, 8],
-            "guidance": 2.0 if model == GUIDED else None,
-        }
-        facts = {"can_be_shown": True, "reference_evaluations": 90.0, "reference_error": 1e-5}
-        put(model, "model", "exact", 0, model_is=described, **facts)
-        put(model, "fid", "exact", 0, fid=1.99)
-        own = ORDER | {plan.transferred(other): 4.5 for other in models if other != model}
-        for method, figure in own.items():
-            for nfe in plan.evaluations(method, counts.nfe):
-                value = changed.get((model, method, nfe), figure / nfe)
-                if value == "missing":
-                    continue
-                put(model, "error", method, nfe, rmse=value, rmse_se=spread, psnr=30.0)
-                put(model, "fit", method, nfe, seconds=2.0)
-                if value is not None:
-                    put(model, "fid", method, nfe, fid=changed.get((model, method, nfe, "fid"), figure))
-    return Results(store, models, plan.EXPERIMENTS, counts, 0, training=dict.fromkeys(models, 100.0))
+from measured import COUNTS, GUIDED, OT, OTHER_OT, VP, given
 
 
 def relation_of(results, words):
@@ -280,146 +224,8 @@ def test_what_was_not_measured_is_not_claimed(tmp_path):
     assert all(few in claim for few, claim in zip(words, missing, strict=True))
 
 
-@pytest.fixture
-def unsaved(monkeypatch):
-    """Figures take long to write, and here their names are enough."""
-    monkeypatch.setattr("bespoke_solvers.pictures.save", lambda *_, **__: None)
-
-
-def drawn(folder, results):
-    """The titles of the sections, the figures, and what is said to be left out, of the experiments with curves."""
-    results = replace(results, experiments=list(figures.FILES))
-    titled = {section.title: section for section in sections(results, relations(results), "bespoke paper")}
-    names = {file.name for file in figures.write(results, folder, "bespoke paper")}
-    note = titled.get("Not measured")
-    return set(titled), names, note.text if note else ""
-
-
-@pytest.mark.parametrize(
-    ("experiment", "method", "told"),
-    [
-        (plan.ABLATION, TIME, "Time and scale: RK2-Bespoke, time only."),
-        (plan.RK1_VS_RK2, RK1_BESPOKE, "RK1 against RK2: RK1-Bespoke."),
-        (plan.AGAINST_EDM, EDM, "Against EDM: EDM."),
-        (plan.TRANSFER, plan.transferred(OT), "Transfer: RK2-Bespoke of another model."),
-    ],
-)
-def test_an_experiment_is_drawn_if_each_method_was_measured_for_some_model(tmp_path, unsaved, experiment, method, told):
-    models = (OT, VP)
-    cells = {(model, method, nfe): "missing" for model in models for nfe in plan.evaluations(method, COUNTS.nfe)}
-    if experiment is plan.TRANSFER:
-        cells |= {(OT, plan.transferred(VP), nfe): "missing" for nfe in COUNTS.nfe}
-    file = f"{figures.FILES[experiment]}.png"
-    titles, names, text = drawn(tmp_path, given(tmp_path / "none", models, cells))
-    assert experiment.name not in titles
-    assert file not in names
-    assert told in text
-    (_, once, _), *_ = (each for each in cells if each[0] == VP)
-    kept = {each: value for each, value in cells.items() if each[:2] != (VP, once)}
-    titles, names, text = drawn(tmp_path, given(tmp_path / "one", models, kept))
-    assert experiment.name in titles
-    assert file in names
-    assert experiment.name not in text
-
-
-def test_what_the_curves_lack_is_told(tmp_path):
-    """NS for all, here; DPM-2 for one of the models."""
-    results = given(tmp_path, (OT, VP), {(OT, DPM2, nfe): "missing" for nfe in COUNTS.nfe})
-    assert results.missing(plan.AGAINST_NFE) == ["NS (ours)"]
-    parts = curves(results, plan.AGAINST_NFE).parts
-    assert "Not measured for this model: DPM-2; NS (ours)." in parts[f"{OT} (FM-OT)"].text
-    assert "Not measured for this model: NS (ours)." in parts[f"{VP} (eps-VP)"].text
-    figure = figures.curves_of(results, plan.AGAINST_NFE)
-    assert figure.get_supxlabel() == "not measured: NS (ours)"
-    assert figures.curves_of(results, plan.ABLATION).get_supxlabel() == ""
-
-
-def test_an_experiment_is_drawn_for_the_models_that_it_measured(tmp_path):
-    """A model with RK2 and RK2-Bespoke alone has no panel, and one without FID none in that row."""
-    shared = (RK2, RK2_BESPOKE, plan.transferred(OT))
-    missing = {(VP, method, nfe): "missing" for method in ORDER if method not in shared for nfe in (8, 9, 20, 21, 35)}
-    results = given(tmp_path, (OT, VP), missing)
-    assert results.shown(plan.ABLATION) == [OT]
-    assert results.shown(plan.TRANSFER) == results.shown(plan.THETA) == [OT, VP]
-    assert list(curves(results, plan.ABLATION).parts) == [f"{OT} (FM-OT)"]
-    assert {axes.get_title() for axes in figures.curves_of(results, plan.ABLATION).axes} == {f"{OT} (FM-OT)"}
-
-
-def test_panels_mark_their_nfe_and_are_empty_without_any():
-    points = {"EDM": [[nfe, 1.0] for nfe in (7, 9, 11, 17, 21, 35)], RK2: [[nfe, 2.0] for nfe in (6, 8, 10, 16, 20)]}
-    figure = pictures.curves([[("one", "RMSE", points), ("two", "RMSE", {})]], pictures.NFE, RK2)
-    drawn, empty = figure.axes
-    assert list(drawn.get_xticks()) == [6, 8, 10, 16, 20, 35]
-    assert set(drawn.get_xticks(minor=True)) >= {7, 9, 11, 17, 21}
-    assert not empty.axison
-    figure.canvas.draw()
-    boxes = [label.get_window_extent() for label in drawn.get_xticklabels()]
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-def test_experiments_for_other_paths_are_told(tmp_path, unsaved):
-    _, names, text = drawn(tmp_path, given(tmp_path, models=(OT,)))
-    assert "Against EDM: a model on the path VP or DiscreteVP." in text
-    assert "bespoke-vs-edm.png" not in names
-
-
 def test_a_solver_is_not_expected_to_serve_another_guidance(tmp_path):
     results = given(tmp_path, models=(OT, GUIDED))
     assert not relation_of(results, "on the same path lies").cases
     assert not relation_of(results, "on the same path improves").cases
     assert not relation_of(results, "across paths").cases
-
-
-def test_models_are_named_by_path_and_prediction(tmp_path):
-    results = given(tmp_path)
-    assert [results.parameterisation(model) for model in results.models] == ["FM-OT", "eps-VP", "FM-OT"]
-    results.about(VP)["model_is"]["prediction"] = "flow"
-    assert results.parameterisation(VP) == "VP, flow"
-
-
-def test_fid_of_few_samples_is_compared_with_nothing(tmp_path):
-    results = given(tmp_path, counts=COUNTS._replace(fid_samples=9_999))
-    assert {bool(relation.cases) for relation in relations(results) if "FID" in relation.claim} == {False}
-    (note,) = printed_tables(results)
-    assert "9,999 samples" in note.text
-    assert "FID is of 9,999 samples" in curves(results, plan.AGAINST_NFE).parts[f"{OT} (FM-OT)"].text
-
-
-def test_provenance_says_what_which_device_measured_and_when(tmp_path):
-    results = given(tmp_path, models=(OT,))
-    cells = results.cells()
-    for cell, date in zip(cells, itertools.cycle(["2026-11-17", "2026-11-16", "2026-11-18"])):
-        own = cell["method"] in (EDM, RK4) and cell["measured"] == "error"
-        cell.update(date=date, device="a CPU" if own else "a GPU")
-    told = provenance(results, "").groups["Measured"]
-    assert told["on"] == f"a GPU; a CPU (5 of {len(cells)} cells: RK4, EDM)"
-    assert told["dates"] == "2026-11-16; 2026-11-17; 2026-11-18"
-
-
-def test_our_fid_stands_beside_the_papers(tmp_path):
-    solvers, cifar10 = printed_tables(given(tmp_path))
-    assert [f"{OT} (FM-OT), RK2-Bespoke", 20, 2, 1.99, 100 * 2 / 1.99, 2.0] in cifar10.rows
-    assert ["paper: CIFAR10, FM-OT", 20, 2.59, 2.57, 101, 0.6] in cifar10.rows
-    assert ["paper: DEIS", 10, 4.17] in solvers.rows
-    assert f"{OT} (FM-OT), RK2-Bespoke" in cifar10.highlight
-    assert "of 50,000 samples" in cifar10.text
-    assert "under 64 pixels a side, whatever their data" in cifar10.text
-    assert "by the clock, its exact paths included" in cifar10.text
-    assert "not measured" in printed_tables(given(tmp_path / "none", models=()))[0].text
-
-
-def test_samples_that_went_astray_are_told_in_the_tables(tmp_path):
-    _, cifar10 = printed_tables(given(tmp_path, changed={(OT, RK2_BESPOKE, 20): None}))
-    assert [f"{OT} (FM-OT), RK2-Bespoke", 20, None, 1.99, None, 2.0] in cifar10.rows
-    assert ">astray<" in cifar10.html()
-
-
-def test_figures_of_an_earlier_run_do_not_stay(tmp_path, unsaved):
-    """Those that its results.json names; other files are not touched."""
-    results = replace(given(tmp_path / "cells", models=(VP,)), experiments=[*figures.FILES])
-    for name in ("mine.png", "bespoke-vs-edm.png"):
-        (tmp_path / name).touch()
-    figures.write(results, tmp_path, "")
-    figures.write(replace(results, experiments=[plan.ABLATION]), tmp_path, "")
-    assert (tmp_path / "mine.png").exists()
-    assert not (tmp_path / "bespoke-vs-edm.png").exists()

@@ -216,6 +216,14 @@ def test_every_control_and_picture_has_a_name(opened, digits):
     assert [role for role, name in named if not name] == []
 
 
+def test_paper_has_no_hints_for_hands(opened, digits):
+    page = opened(digits[0])
+    hint = "document.querySelector('.viewer .hint')"
+    assert "touch a sample" in page.js(f"{hint}.textContent")
+    assert page.js(f"{hint}.checkVisibility()")
+    assert not page.printed(f"{hint}.checkVisibility()")
+
+
 def test_it_prints_on_white(opened, digits):
     page = opened(digits[0], scheme="dark")
     page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])

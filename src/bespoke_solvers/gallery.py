@@ -78,8 +78,7 @@ def text_of(layout: Layout, height: int | None = None) -> str:
     if layout.size is None:
         return f"{layout.shown} points from the same noise, by the solver you choose and exact."
     text = (
-        "The same noise, by the solver you choose and exact. Choose a solver, slide the number of evaluations; touch a "
-        "sample to see it alone. Differences below 1/255 of the range of colours are black."
+        "The same noise, by the solver you choose and exact. Differences below 1/255 of the range of colours are black."
     )
     if height is not None and layout.size[0] < height:
         text += f" The pictures, {height} pixels high, are shown at {layout.size[0]} x {layout.size[1]}."

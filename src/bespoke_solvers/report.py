@@ -149,7 +149,9 @@ class Viewer(Section):
 
     def html(self) -> str:
         """The text before the viewer."""
-        return f"<p>{escape(self.text)}</p>"
+        hint = "Choose a solver, slide the number of evaluations"
+        hint += "; touch a sample to see it alone." if isinstance(self.exact, str) else "."
+        return f'<p>{escape(self.text)}</p><p class="hint">{hint}</p>'
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
     rows = [figure for figure in FIGURED if any(series[model, figure] for model in models)]
     if not rows:
         return None
-    titles = {model: f"{model} ({results.parameterisation(model)})" for model in models}
+    titles = {model: results.title(model) for model in models}
     grid = [[(titles[model], FIGURED[figure], series[model, figure]) for model in models] for figure in rows]
     figure = pictures.curves(grid, pictures.NFE, RK2_BESPOKE)
     if missing := results.missing(experiment):

@@ -12,7 +12,7 @@ from bespoke_solvers.paper.plan import NS, OWN, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.printed import edm
 from bespoke_solvers.paper.relations import Relation
 from bespoke_solvers.paper.results import Results
-from bespoke_solvers.paper.tables import printed_tables
+from bespoke_solvers.paper.tables import comparison, printed_tables
 from bespoke_solvers.paper.verdicts import checks, headline
 from bespoke_solvers.pictures import NFE
 from bespoke_solvers.report import (
@@ -66,6 +66,8 @@ def sections(results: Results, found: Sequence[Relation], command: str) -> list[
             drawn.append(section)
         else:
             left_out.append(f"{experiment.name}: {'; '.join(results.missing(experiment)) or 'what it draws'}.")
+    if (table := comparison(results)) is not None:
+        drawn.append(table)
     if left_out:
         text = "These experiments are not drawn; after each, what it needs and what was not measured. "
         drawn.append(Note("Not measured", text + " ".join(left_out)))
@@ -86,7 +88,7 @@ def in_paper(experiment: Experiment, text: str) -> str:
 def _choice(results: Results, experiment: Experiment, part: Callable[[str], Section | None]) -> Section | None:
     """A part for each model that has one."""
     parts = {model: part(model) for model in results.models if results.applies(model, experiment)}
-    there = {f"{m} ({results.parameterisation(m)})": section for m, section in parts.items() if section is not None}
+    there = {results.title(m): section for m, section in parts.items() if section is not None}
     return Choice(experiment.name, there) if there else None
 
 
@@ -145,7 +147,7 @@ def paths(results: Results) -> Section | None:
             for i, tracks in enumerate(results.planes(model))
         ]
         if charts:
-            shown[f"{model} ({results.parameterisation(model)})"] = {"charts": charts}
+            shown[results.title(model)] = {"charts": charts}
     text = (
         f"The steps of RK2 and RK2-Bespoke with {plan.paths_at(results.counts.nfe)} NFE from the same noise, and the "
         "exact path (dotted), in the plane of their two principal components."

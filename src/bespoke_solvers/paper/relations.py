@@ -228,7 +228,7 @@ def _similar(results: Results) -> Iterator[Case | None]:
     for group in groups.values():
         if len({results.parameterisation(model) for model in group}) < 2:
             continue
-        where = ", ".join(f"{model} ({results.parameterisation(model)})" for model in group)
+        where = ", ".join(results.title(model) for model in group)
         for nfe in plan.evaluations(RK2_BESPOKE, results.counts.nfe):
             errors = [results.value(model, RK2_BESPOKE, nfe) for model in group]
             known = sorted(error for error in errors if error is not None)

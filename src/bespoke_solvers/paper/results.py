@@ -51,6 +51,10 @@ class Results:
         path, prediction = described["schedule"]["name"], described["prediction"]
         return PARAMETERISATIONS.get((path, prediction), f"{path}, {prediction}")
 
+    def title(self, model: str) -> str:
+        """A model and its parameterisation."""
+        return f"{model} ({self.parameterisation(model)})"
+
     def value(self, model: str, method: str, nfe: int, figure: str = "rmse") -> float | None:
         """A figure, infinite (a PSNR: minus that) where samples went astray; None where it was not measured.
 
@@ -138,9 +142,9 @@ class Results:
         found = None if at is None else self.record(model, "paths", RK2_BESPOKE, at)
         return found["planes"] if found else []
 
-    def cells(self) -> list[Record]:
-        """All cells of these models, counts and seed."""
-        return [record for model in self.models for record in self.store.of(model) if self._of_this_run(record)]
+    def cells(self, *models: str) -> list[Record]:
+        """All cells of these models (all, if none is named), these counts and this seed."""
+        return [r for model in models or self.models for r in self.store.of(model) if self._of_this_run(r)]
 
     def _of_this_run(self, record: Record) -> bool:
         return record is self.record(record["model"], record["measured"], record["method"], record["nfe"])

@@ -1,13 +1,15 @@
-"""The paper's tables of FID with ours beside them."""
+"""All figures as a table, and the paper's tables of FID with ours beside them."""
 
 import math
 from collections.abc import Sequence
 
+from bespoke_solvers.eval_report import ASTRAY
+from bespoke_solvers.judge import in_words
 from bespoke_solvers.paper import plan, printed
 from bespoke_solvers.paper.lab import EXACT
-from bespoke_solvers.paper.plan import NS, RK2_BESPOKE
+from bespoke_solvers.paper.plan import NS, OWN, RK2_BESPOKE
 from bespoke_solvers.paper.results import FID_ENOUGH, Results
-from bespoke_solvers.report import Column, Note, Section, Table
+from bespoke_solvers.report import Choice, Column, Note, Section, Table
 
 IMAGENET = 64  # pixels of a side from which on pictures stand beside the paper's of ImageNet rather than of CIFAR10
 Row = list[str | float | int | None]
@@ -15,7 +17,7 @@ Row = list[str | float | int | None]
 COLUMNS = (
     Column("Model"),
     Column("NFE", "d"),
-    Column("FID", ".2f", missing="astray"),
+    Column("FID", ".2f", missing=ASTRAY),
     Column("Exact", ".2f", spare=True),
     Column("% of it", ".0f"),
     Column("% time", ".1f"),
@@ -33,10 +35,33 @@ def own(results: Results, models: Sequence[str], method: str = RK2_BESPOKE) -> l
                 continue
             training = results.training.get(model)
             time = 100 * fitted["seconds"] / training if training else None
-            name = f"{model} ({results.parameterisation(model)}), {method}"
+            name = f"{results.title(model)}, {method}"
             figures = (fid, exact["fid"], 100 * fid / exact["fid"])
             found.append([name, nfe, *(value if math.isfinite(value) else None for value in figures), time])
     return found
+
+
+def comparison(results: Results) -> Section | None:
+    """All that was measured of each model: by cost, and at the same cost the best first."""
+    figures = {"rmse": Column("RMSE", missing=ASTRAY), "psnr": Column("PSNR", ".1f", missing=ASTRAY)}
+    parts: dict[str, Section] = {}
+    for model in results.models:
+        exact = results.record(model, "fid", EXACT, 0)
+        shown = figures | ({"fid": Column("FID", ".2f")} if exact else {})
+        text = "Lower RMSE and FID and higher PSNR (dB) are better. Each column sorts the table."
+        if exact:
+            text += f" FID on {results.counts.fid_samples:,} samples; that of exact ones is {in_words(exact)}."
+        rows: list[Row] = []
+        for cell in results.cells(model):
+            if cell["measured"] == "error":
+                values = [results.value(model, cell["method"], cell["nfe"], figure) for figure in shown]
+                finite = (value if value is not None and math.isfinite(value) else None for value in values)
+                rows.append([cell["method"], cell["nfe"], *finite])
+        rows.sort(key=lambda row: (row[1], math.inf if row[2] is None else row[2]))
+        if rows:
+            columns = [Column("Method"), Column("NFE", "d"), *shown.values()]
+            parts[results.title(model)] = Table("All figures", text, columns, rows, OWN)
+    return Choice("All figures", parts) if parts else None
 
 
 def printed_tables(results: Results) -> list[Section]:
