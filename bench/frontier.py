@@ -14,7 +14,7 @@ import torch
 
 from bench.models import full_precision, load
 from bench.store import KEY, Store, table_of
-from bespoke_solvers import dedicated, portfolio
+from bespoke_solvers import dedicated, gauss_newton, portfolio
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cells import numbers_of
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -37,8 +37,8 @@ ADAM: dict[str, tuple[str, str | Loss]] = {  # family and objective
     BNS: ("ns", endpoint_loss),
 }
 GAUSS_NEWTON: dict[str, dict[str, Any]] = {
-    "rk1-bespoke, end point": {"family": "rk1", "objective": "endpoint", "iterations": 30},
-    "rk2-bespoke, end point": {"family": "rk2", "objective": "endpoint", "iterations": 30},
+    "rk1-bespoke, end point": {"family": "rk1", "objective": "endpoint"},
+    "rk2-bespoke, end point": {"family": "rk2", "objective": "endpoint"},
 }
 HIGH = "ns, high effort"
 TRANSFERRED = "ns, fitted in float32"  # the default's table of the network in float32, used in half precision
@@ -123,8 +123,9 @@ class Frontier:
         if method in ADAM:
             return adam_budget(paths, self.options.adam, self.options.learning_rate)
         if method in GAUSS_NEWTON:
-            steps = GAUSS_NEWTON[method]["iterations"]
-        elif method in CHAIN:
+            rest = "" if self.options.pays is None else f", the last gaining under {self.options.pays:g}"
+            return f"{paths} paths, {self.options.gauss_newton} steps{rest}"
+        if method in CHAIN:
             steps = EFFORTS["medium"].steps if method == DEFAULT else STEPS[CHAIN[method]]
         elif method in (TRANSFERRED, REFINED):
             return self.budget(DEFAULT)
@@ -149,8 +150,9 @@ class Frontier:
             return None
         if method in ADAM:
             return self.by_adam(method, nfe)
-        chosen: dict[str, Any] = {"effort": "high"} if method == HIGH else {"paths": self.paths}
-        return self.fit(nfe, chosen | GAUSS_NEWTON.get(method, {})).record
+        if method == HIGH:
+            return self.fit(nfe, {"effort": "high"}).record
+        return self.by_gauss_newton(method, nfe)
 
     def by_adam(self, method: str, nfe: int) -> dict[str, Any]:
         """A fit by gradient, from the longest one with fewer steps on, if there is one, with new moments of Adam."""
@@ -165,6 +167,16 @@ class Frontier:
         chosen = {"family": family, "objective": objective, "iterations": steps, "paths": self.paths}
         fitted = self.fit(nfe, chosen | {"learning_rate": options.learning_rate}, began)
         return fitted.record | {"theta": fitted.theta}
+
+    def by_gauss_newton(self, method: str, nfe: int) -> dict[str, Any]:
+        """A fit of the paper's family by the end point, until steps gain less than usual where that was asked for."""
+        options, usual = self.options, gauss_newton.PAYS
+        counts = {"iterations": options.gauss_newton, "paths": self.paths}
+        gauss_newton.PAYS = usual if options.pays is None else options.pays
+        try:
+            return self.fit(nfe, GAUSS_NEWTON[method] | counts).record
+        finally:
+            gauss_newton.PAYS = usual
 
     def shorter(self, method: str, nfe: int) -> dict[str, Any] | None:
         """The record of the longest fit with fewer steps that kept its theta."""
@@ -263,6 +275,10 @@ def main() -> None:
     parser.add_argument(
         "--begin", type=float, help="rate of the shorter fit that those go on from; the same by default"
     )
+    parser.add_argument(
+        "--gauss-newton", type=int, default=30, help="steps at most of RK1/RK2-Bespoke by the end point"
+    )
+    parser.add_argument("--pays", type=float, help="nats of MSE that each of those must gain, if not as many as usual")
     parser.add_argument("--validate-every", type=int, default=25, help="of those")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--tolerance", type=float, default=1e-6, help="of the exact paths")

@@ -28,7 +28,7 @@ ALONE = (  # with nothing beside it, and as much to choose by and as exact as by
     "bench.frontier --warm-up --batch-size 64 --choose 64 --tolerance 1e-5 --minutes {left} --nfe 10 "
     "--store bench/results/alone"
 )
-EVERY, THREE = "--nfe 10 8 6 5 4 16 20", "--nfe 10 8 5"
+EVERY = "--nfe 10 8 6 5 4 16 20"
 DEDICATED = f"--method {shlex.join(dedicated.NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
@@ -45,6 +45,7 @@ HARDER = (
     f"--nfe 10 --method '{HIGH}'"
 )
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile --statistics {work}/statistics"
+EXACTLY = "--method dopri5 --tolerance 1e-4"
 FINE = f"{FID} --nfe 60 --frontier bench/results/fine"
 CLOSED_FORM = shlex.quote(next(iter(CHAIN)))
 PAPER = (
@@ -117,7 +118,7 @@ STAGES: list[dict[str, list[str]]] = [
     {  # the first fits to a model solve the exact paths, which the lanes after them share
         "fm-ot-ours": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {OURS}", *_paths([64])],
         "eps-vp-ours": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {OURS}"],
-        **{f"w{w}-ours": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {OURS} {shlex.join(dedicated.NAMES)}"] for w in (2, 4)},
+        **{f"w{w}-ours": [f"{GUIDED} cifar10-fm-ot@w{w} {EVERY} {OURS} {shlex.join(dedicated.NAMES)}"] for w in (2, 4)},
     },
     {
         "fm-ot-dedicated": [f"{UNGUIDED} cifar10-fm-ot {EVERY} {DEDICATED}"],
@@ -130,13 +131,14 @@ STAGES: list[dict[str, list[str]]] = [
             *_paths([16, 32, 128, 256, 512, 1024]),
         ],
         **{f"bns-{nfe}": [*_until_rest(nfe, BY_ADAM, (1800,)), *_until_rest(nfe, SLOWER, (2000,))] for nfe in (8, 10)},
+        "end-point": [f"{UNGUIDED} cifar10-fm-ot --nfe 10 8 {END_POINT} --gauss-newton 60 --pays 1e-3"],
         "rk2-10": _until_rest(10, f"{BOUND} --method 'rk2-bespoke, bound'", (1000,)),
         "eps-vp-dedicated": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {DEDICATED}"],
         "eps-vp": [f"{UNGUIDED} cifar10-eps-vp {EVERY} {END_POINT}"],
         "eps-vp-bound": [*_by_bound("cifar10-eps-vp"), f"{UNGUIDED} cifar10-eps-vp --nfe 8 10 {BY_ADAM} --adam 150"],
-        **{f"w{w}": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {END_POINT}"] for w in (2, 4)},
+        **{f"w{w}": [f"{GUIDED} cifar10-fm-ot@w{w} {EVERY} {END_POINT}"] for w in (2, 4)},
         **{
-            f"w{w}-by-adam": [f"{GUIDED} cifar10-fm-ot@w{w} {THREE} {by} --adam 75" for by in (BOUND, BY_ADAM)]
+            f"w{w}-by-adam": [f"{GUIDED} cifar10-fm-ot@w{w} {EVERY} {by} --adam 75" for by in (BOUND, BY_ADAM)]
             for w in (2, 4)
         },
         "toys": _toys(),
@@ -167,7 +169,12 @@ STAGES: list[dict[str, list[str]]] = [
         "exact": [
             f"{FID} cifar10-fm-ot --nfe 6 --method '{DEFAULT}' --samples 50000",
             f"{FID} cifar10-eps-vp --nfe 6 20 --method '{DEFAULT}' --samples 50000",
-            *(f"{FID} {name} --method dopri5 --tolerance 1e-4" for name in PATHS),
+            *(f"{FID} {name} {EXACTLY}" for name in PATHS),
+        ],
+        **{f"{name.removeprefix('zoo:cifar10-')}-dopri5": [f"{FID} {name} {EXACTLY}"] for name in zoo.NAMES},
+        "w2-fid": [
+            f"{FID} cifar10-fm-ot@w2 --nfe 8 10 --method '{DEFAULT}' midpoint 'rk2-bespoke, end point'",
+            f"{FID} cifar10-fm-ot@w2 {EXACTLY}",
         ],
     },
     {
