@@ -1,7 +1,7 @@
 """Fits of the non-stationary family: closed form, projection, end point."""
 
 import dataclasses
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -11,9 +11,10 @@ from bespoke_solvers import dedicated, families, fitting, stages, toy
 from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.description import apart, describe
 from bespoke_solvers.doubts import doubt
-from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.evaluation import Quality, held_out
 from bespoke_solvers.families import NonStationary
 from bespoke_solvers.fitting import CHAIN, EFFORTS, Effort
+from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import endpoint_loss
@@ -200,13 +201,36 @@ def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
     assert own.fit["iterations"] == 0
 
 
-def test_the_high_effort_goes_on_from_the_default(model, bank, monkeypatch):
+def test_the_high_effort_goes_on_from_the_default_and_two_other_grids(model, bank, monkeypatch):
+    """The default's chain from each of the three best grids, then all paths from the best solver so far."""
+    grids, starts, best = [], [], []
+    closing, beginning = stages.ClosedForm.step, GaussNewton.__init__
+
+    def step(stage):
+        loss = closing(stage)
+        if stage.finished:
+            grids.append(stage.family().t.detach())
+        return loss
+
+    def begin(stage, problem):
+        starts.append(problem.family().t.detach())
+        best[:] = [held_out(bank, "choose", 0, 16).quality(problem.family().detach().on(model), model)]
+        beginning(stage, problem)
+
     monkeypatch.setattr(fitting, "enough", lambda model, count: count)
     monkeypatch.setitem(EFFORTS, "medium", Effort("endpoint", 16, 2))
     monkeypatch.setitem(EFFORTS, "high", Effort("endpoint", 48, 4))
     options = {"nfe": 3, "validation_paths": 16, "progress": False}
-    medium, high = (fit(model, bank, effort=effort, **options) for effort in ("medium", "high"))
-    assert high.fit["stages"] == [*medium.fit["stages"], "endpoint"]
+    medium = fit(model, bank, effort="medium", **options)
+    monkeypatch.setattr(stages.ClosedForm, "step", step)
+    monkeypatch.setattr(GaussNewton, "__init__", begin)
+    high = fit(model, bank, effort="high", **options)
+    assert high.fit["stages"] == [*medium.fit["stages"] * 3, "endpoint"]
+    assert len(grids) == 3
+    assert all(not torch.equal(one, other) for one, other in combinations(grids, 2))
+    assert [torch.equal(start, grid) for start, grid in zip(starts[::2], grids, strict=False)] == [True] * 3
+    before = [Quality(*row[2:]).score for row in high.fit["history"][:-4]]
+    assert best[0].score >= max(before) - 1e-6
     assert (medium.fit["paths"], high.fit["paths"]) == (16, 48)
     known = len(medium.fit["history"])
     assert high.fit["history"][:known] == medium.fit["history"]

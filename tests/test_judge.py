@@ -187,13 +187,20 @@ def test_statistics_of_a_data_set_are_kept_in_it(folder):
         return features(pictures)
 
     first = real_pictures(folder, counting)
-    assert (first.count, seen) == (12, [2, 12]), "two pictures to know the features by"
+    assert (first.count, seen) == (12, [2, 12, 12]), "to know features by, pictures by, and all"
     again = real_pictures(folder, counting)
-    assert seen[2:] == [2], "not made twice"
+    assert seen[3:] == [2, 12], "not made twice"
     torch.testing.assert_close(again.mean, first.mean)
     torch.testing.assert_close(real_pictures(folder / "fid.npz", counting).covariance, first.covariance)
     other = real_pictures(folder, lambda pictures: 2 * features(pictures))
     torch.testing.assert_close(other.mean, 2 * first.mean, msg="other features, other statistics")
+
+
+def test_statistics_of_pictures_that_were_replaced_are_made_again(folder):
+    first = real_pictures(folder, features)
+    pixels = np.load(folder / "pixels.npy")
+    np.save(folder / "pixels.npy", 255 - pixels)
+    assert not torch.allclose(real_pictures(folder, features).mean, first.mean)
 
 
 def test_statistics_of_other_features_are_refused_before_any_sample(real, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from bespoke_solvers import pictures
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, Quality
-from bespoke_solvers.fitting import STEPS
+from bespoke_solvers.fitting import EFFORTS, STEPS, Effort
 from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.stages import Adam, ClosedForm
@@ -20,6 +20,25 @@ from chains import CHAINED, CLOSED, SMALL, entries, fit
 pytestmark = pytest.mark.usefixtures("few_steps")
 
 
+def interrupted(monkeypatch, when):
+    """The first step for which `when(steps)` will be interrupted; returns the stages of all steps that are begun."""
+    steps, done = [], []
+
+    def stops(method):
+        def counting(self):
+            steps.append(type(getattr(self, "problem", self)).__name__)
+            if when(steps) and not done:
+                done.append(len(steps))
+                raise KeyboardInterrupt
+            return method(self)
+
+        return counting
+
+    for kind in (ClosedForm, GaussNewton):
+        monkeypatch.setattr(kind, "step", stops(kind.step))
+    return steps
+
+
 @pytest.mark.parametrize(
     ("stage", "step"),
     [("ClosedForm", 4), ("Projection", 1), ("Projection", 2), ("EndPoint", 1)],
@@ -27,23 +46,10 @@ pytestmark = pytest.mark.usefixtures("few_steps")
 def test_an_interrupted_chain_ends_where_an_undisturbed_one_does(
     model, bank, whole, tmp_path, monkeypatch, stage, step
 ):
-    checkpoint, steps = tmp_path / "fit.ckpt", []
-
-    def stops(method):
-        def counting(self):
-            steps.append(type(getattr(self, "problem", self)).__name__)
-            if steps.count(stage) == step and steps[-1] == stage and not checkpointed:
-                raise KeyboardInterrupt
-            return method(self)
-
-        return counting
-
-    checkpointed = False
-    for kind in (ClosedForm, GaussNewton):
-        monkeypatch.setattr(kind, "step", stops(kind.step))
+    checkpoint, steps = tmp_path / "fit.ckpt", interrupted(monkeypatch, lambda steps: steps.count(stage) == step)
     with pytest.raises(KeyboardInterrupt):
         fit(model, bank, checkpoint=checkpoint, **CHAINED)
-    checkpointed, done = True, len(steps) - 1
+    done = len(steps) - 1
     assert torch.load(checkpoint, weights_only=True)["iteration"] == (0 if stage == "ClosedForm" else done)
     resumed = fit(model, bank, checkpoint=checkpoint, **CHAINED)
     assert torch.equal(entries(resumed), entries(whole))
@@ -51,6 +57,21 @@ def test_an_interrupted_chain_ends_where_an_undisturbed_one_does(
         assert resumed.fit[name] == whole.fit[name], name
     lost = len(steps) - whole.fit["iterations"]
     assert lost == (done + 1 if stage == "ClosedForm" else 1), "no more than the step it was in, or the closed form"
+
+
+@pytest.mark.parametrize("stage", ["ClosedForm", "Projection", "EndPoint"])
+def test_an_interrupted_high_effort_ends_where_an_undisturbed_one_does(model, bank, tmp_path, monkeypatch, stage):
+    """In the second of its chains, which goes on from its own grid and not from the best solver so far."""
+    monkeypatch.setitem(EFFORTS, "medium", Effort("endpoint", 16, 2))
+    monkeypatch.setitem(EFFORTS, "high", Effort("endpoint", 16, 1))
+    options = {**SMALL, "effort": "high"}
+    undisturbed = fit(model, bank, **options)
+    interrupted(monkeypatch, lambda steps: steps[-1] == stage and steps.count("ClosedForm") == 2 * CLOSED)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, bank, checkpoint=tmp_path / "c", **options)
+    resumed = fit(model, bank, checkpoint=tmp_path / "c", **options)
+    assert torch.equal(entries(resumed), entries(undisturbed))
+    assert resumed.fit["history"] == undisturbed.fit["history"]
 
 
 def test_interruptions_inside_a_step_do_no_harm(model, bank, whole, tmp_path):

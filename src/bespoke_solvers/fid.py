@@ -36,7 +36,7 @@ class AstrayError(ValueError):
 class Statistics:
     """What FID and KID need of a set: mean and covariance of its features in float64, and some features themselves.
 
-    `count` is 0 where a file does not say how many pictures it was made of. `mark` is `mark_of` the features, if known.
+    `count` is 0 where a file does not say how many pictures it was made of. `mark` tells by which features.
     """
 
     mean: Tensor

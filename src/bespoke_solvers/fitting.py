@@ -32,7 +32,8 @@ from bespoke_solvers.velocity import Counter, Model
 # At most, by objective.
 STEPS = {"closed-form": len(WARPS) + 1, "projection": 10, "endpoint": 20, "bound": 1000}
 CHAIN = ("closed-form", "projection", "endpoint")  # for `ns`, each one the start of the next
-TWICE = (*CHAIN, "endpoint")  # the high effort: all as by default, on as many paths, then once more on all paths
+STARTS = 3  # of the high effort: the default's chain, on as many paths, from each of so many time grids, the best ones,
+HIGH = (*CHAIN * STARTS, "endpoint")  # then the end point on all paths, from the best solver that was found
 
 
 class Effort(NamedTuple):
@@ -147,12 +148,12 @@ def fit(
     counter = Counter(model.velocity)
     source = Batches(bank, dataclasses.replace(model, velocity=counter), seed, batches)
 
-    def stage(name: str, on: Batches) -> Stage:
+    def stage(name: str, on: Batches, rank: int) -> Stage:
         match name, learner:
             case _ if callable(objective):
                 return Adam(learner, source.turn, objective, learning_rate, validate_every)
             case "closed-form", NonStationary():
-                return ClosedForm(learner, on)
+                return ClosedForm(learner, on, rank)
             case "projection", NonStationary():
                 return GaussNewton(Projection(learner, on))
             case "endpoint", _:
@@ -164,9 +165,11 @@ def fit(
         solved = len(choose.noise) * bank.batch_size  # whole batches
         run.evaluations["reference"] = source.evaluations + round(choose.evaluations * solved)
     first = -(-enough(model, EFFORTS["medium"].paths) // bank.batch_size)
-    begun = source[:first] if tuple(names) == TWICE else source
-    on = [begun] * (len(names) - 1) + [source]
-    plan = [Planned(n, functools.partial(stage, n, p), most) for n, p, most in zip(names, on, steps, strict=True)]
+    plan = []
+    for i, (name, most) in enumerate(zip(names, steps, strict=True)):
+        last, rank = i == len(names) - 1, i // len(CHAIN)
+        on = source[:first] if tuple(names) == HIGH and not last else source
+        plan.append(Planned(name, functools.partial(stage, name, on, rank), most, goes_on=rank > 0 and not last))
     run.go_on(plan, lambda: source.evaluations, counter, progress)
     solving = bank.seconds("choose", seed, len(choose.noise)) + bank.seconds("fit", seed, batches or 0)
     course = {  # exact paths count, in evaluations and in time, also where an earlier fit left them in the bank
@@ -225,7 +228,7 @@ def stages_of(
         raise ValueError(f"learning_rate = {learning_rate:g} is for Adam and the bound; {name} has none, leave it out")
     if not chained or started:
         return [name]
-    return list(TWICE if (effort, name) == ("high", CHAIN[-1]) else CHAIN[: CHAIN.index(name) + 1])
+    return list(HIGH if (effort, name) == ("high", CHAIN[-1]) else CHAIN[: CHAIN.index(name) + 1])
 
 
 def _default(family: Family, effort: str | None) -> Effort:

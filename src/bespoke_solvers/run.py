@@ -29,11 +29,13 @@ def rated(rate: Rate | None) -> str | bool:
 
 
 class Planned(NamedTuple):
-    """A stage to come: its name, how to make it, and the most steps it may take."""
+    """A stage to come: its name, how to make it, the most steps it may take; and whether it goes on where the one
+    before it ended, not at the best step so far."""
 
     name: str
     make: Callable[[], Stage]
     steps: int
+    goes_on: bool = False
 
 
 class Run:
@@ -78,8 +80,9 @@ class Run:
         for index in range(self.stage, len(plan)):
             if index > self.stage:
                 self.stage, self.done, self.state = index, 0, {}
-                self.family.load_state_dict(self.best)
-            name, make, steps = plan[index]
+                if not plan[index].goes_on:
+                    self.family.load_state_dict(self.best)
+            name, make, steps, _ = plan[index]
             stage = make()
             if self.state:
                 stage.resume(self.state)

@@ -130,12 +130,14 @@ class ClosedForm(Stage):
 
     A sample that is hard on one grid is hard on the others, so each grid is tried in one pass with the weights of the
     best one before it; with equal weights a few samples would decide which grid is best.
+
+    rank: of the grid to take, 0 for the best one.
     """
 
     differentiates = False
 
-    def __init__(self, family: NonStationary, batches: Sequence[Paths]) -> None:
-        self.family, self.batches = family, batches
+    def __init__(self, family: NonStationary, batches: Sequence[Paths], rank: int = 0) -> None:
+        self.family, self.batches, self.rank = family, batches, rank
         least = 0.0 if family.learn_scale else 0.5  # of c, below which it is 0
         warps = [(c if c > least else 0.0, p, q) for c, p, q in WARPS]
         held = family.held_start(batches[0].model)
@@ -156,7 +158,7 @@ class ClosedForm(Stage):
         """Try one more grid, or fit the best one to the end."""
         model, index, last = self.batches[0].model, len(self.tried), len(self.warps)
         trying = index < last
-        chosen = index if trying else min(range(last), key=self.tried.__getitem__)
+        chosen = index if trying else self._chosen()
         batches = self.batches[: -(-len(self.batches) // 2)] if trying else self.batches
         passes = PASSES if not trying else 1 if self.weights else 2
         t, scale = warp(model, self.family.nfe, *self.warps[chosen]), self.family.held_scale(model)
@@ -176,6 +178,12 @@ class ClosedForm(Stage):
         elif self.tried[-1] <= min(self.tried) < math.inf:
             self.weights = sample_weights(found)
         return self.tried[-1]
+
+    def _chosen(self) -> int:
+        """The grid of that rank, or the last that led anywhere."""
+        ranked = sorted(range(len(self.tried)), key=self.tried.__getitem__)
+        finite = [grid for grid in ranked if self.tried[grid] < math.inf]
+        return (finite or ranked)[: self.rank + 1][-1]
 
     def state(self) -> dict[str, Any]:
         """The losses so far, and the weights."""
