@@ -247,17 +247,24 @@ def test_the_command(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
+def interrupted(monkeypatch, method):
+    """A judge's method is interrupted the second time; returns what it judged."""
+    judged, own = [], getattr(Judge, method)
+
+    def second_time(self, by, model):
+        judged.append(by)
+        if len(judged) == 2:
+            raise KeyboardInterrupt
+        return own(self, by, model)
+
+    monkeypatch.setattr(Judge, method, second_time)
+    return judged
+
+
 def test_an_interrupted_fit_goes_on_by_the_same_fid_alone(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(inception, "load", lambda path: features)
-    runner, rated, own = CliRunner(), [], Judge.fid
-
-    def interrupted(self, table, model):
-        rated.append(table)
-        if len(rated) == 2:
-            raise KeyboardInterrupt
-        return own(self, table, model)
-
-    monkeypatch.setattr(Judge, "fid", interrupted)
+    runner = CliRunner()
+    interrupted(monkeypatch, "fid")
     arguments = ["fit", "toy:digits", "--nfe", "3", "--effort", "low", "--out", str(tmp_path / "s.json"), "--quiet"]
     arguments += ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--fid"]
     assert runner.invoke(app, [*arguments, str(folder), "--fid-samples", "8"]).exit_code == 130
@@ -274,15 +281,7 @@ def test_an_interrupted_fit_goes_on_by_the_same_fid_alone(folder, tmp_path, monk
 def test_a_comparison_that_was_interrupted_measures_fid_once(folder, tmp_path, monkeypatch):
     """Of four tables and the exact samples, one is judged when it is stopped; the others are when it goes on."""
     monkeypatch.setattr(inception, "load", lambda path: features)
-    runner, judged, own = CliRunner(), [], Judge._judged
-
-    def counted(self, by, model):
-        judged.append(by)
-        if len(judged) == 2:
-            raise KeyboardInterrupt
-        return own(self, by, model)
-
-    monkeypatch.setattr(Judge, "_judged", counted)
+    runner, judged = CliRunner(), interrupted(monkeypatch, "_judged")
     solver = tmp_path / "s.json"
     few = ["--paths", "8", "--validation-paths", "8", "--batch-size", "8", "--quiet"]
     runner.invoke(app, ["fit", "toy:digits", "--nfe", "3", "--effort", "low", *few, "--out", str(solver)])
