@@ -43,12 +43,12 @@ class FeignedGraph:
 
 
 class Capture:
-    def __init__(self, graph, pool, stream, capture_error_mode):
-        assert stream in entered
-        assert (pool, capture_error_mode) == ("pool", "thread_local")
-        self.graph = graph
+    def __init__(self, graph, stream, capture_error_mode, pool=None):
+        assert capture_error_mode == "thread_local"
+        self.graph, self.pool, self.stream = graph, pool, stream
 
     def __enter__(self):
+        assert self.stream in entered
         FeignedGraph.recording = self.graph
 
     def __exit__(self, *error):
@@ -164,8 +164,11 @@ def test_there_is_an_end_to_recordings(wrapped):
 
 
 def test_where_it_cannot_be_recorded_it_is_called_and_that_is_said_once(wrapped, monkeypatch):
+    ends = []
+
     def fails(self, *error):
         FeignedGraph.recording = None
+        ends.append((self.pool, replay._one_at_a_time.locked()))
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Capture, "__exit__", fails)
@@ -180,6 +183,7 @@ def test_where_it_cannot_be_recorded_it_is_called_and_that_is_said_once(wrapped,
     assert len(said) == 1
     assert list(wrapped.recordings.values()) == [None]
     assert not entered, "work goes on where it was"
+    assert ends == [("pool", True), (None, True)], "there is one at a time, the empty one that follows included"
 
 
 def test_gradients_are_those_of_the_function(wrapped):

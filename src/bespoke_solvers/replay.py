@@ -87,18 +87,14 @@ class Replayed:
                 with torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"):
                     output = self.function(*kept)
         except RuntimeError as error:  # it waits for the GPU inside, say
-            _end_capture(side)
+            # PyTorch's random numbers raise from here on, until a recording has come to its end: an empty one does.
+            empty = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side, capture_error_mode="thread_local")
+            with _one_at_a_time, contextlib.suppress(RuntimeError), torch.cuda.stream(side), empty:
+                torch.zeros(1, device=device)
             warnings.warn(f"the network cannot be recorded as a CUDA graph, and runs without: {error}", stacklevel=4)
             return None
         usual.wait_stream(side)
         return Recording(graph, kept, output)
-
-
-def _end_capture(side: torch.cuda.Stream) -> None:
-    """After a recording that failed, PyTorch's random numbers raise until another one has come to its end."""
-    empty = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side, capture_error_mode="thread_local")
-    with contextlib.suppress(RuntimeError), torch.cuda.stream(side), empty:
-        torch.zeros(1, device=side.device)
 
 
 def _can_replay(inputs: tuple[Any, ...]) -> bool:
