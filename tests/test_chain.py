@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bespoke_solvers
-from bespoke_solvers import dedicated, families, fitting, stages, toy
+from bespoke_solvers import dedicated, families, fitting, grids, stages, toy
 from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.description import apart, describe
 from bespoke_solvers.doubts import doubt
@@ -98,7 +98,7 @@ def test_a_start_that_is_not_learned_stays(model, bank, objective):
     assert solver.table.a[0] == 1
 
 
-@pytest.mark.parametrize("objective", ["closed-form", "projection"])
+@pytest.mark.parametrize("objective", CHAIN)
 def test_times_at_which_the_velocity_is_not_finite_are_left_out(model, bank, objective):
     """A network in half precision, say, that overflows on the way of some grids only."""
 
@@ -117,6 +117,32 @@ def test_times_at_which_the_velocity_is_not_finite_are_left_out(model, bank, obj
     assert 0 < seen.count(torch.inf) < GRIDS
     assert not ((solver.table.t > 0.7) & (solver.table.t < 0.8)).any()
     assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_grid_that_overflows_on_paths_that_were_not_tried_gives_way_to_the_next(model, bank, rank):
+    """Grids are tried on half of the batches."""
+    plain = Batches(bank, model, 0, 2)
+    stage = stages.ClosedForm(NonStationary(baseline("euler", 3)), plain, rank)
+    losses = [stage.step() for _ in stage.warps]
+    first, second = sorted(range(len(losses)), key=losses.__getitem__)[rank : rank + 2]
+    t = grids.warp(model, 3, *stage.warps[first])[1]
+    tried, untried = (paths.at(t[None]).x[0] for paths in plain)
+    apart = torch.cdist(untried, tried).amin(1)
+    far, radius = untried[apart.argmax()], apart.max() / 2
+
+    def velocity(t_k, x):
+        overflows = ((x - far).norm(dim=1) < radius) & ((t_k - t).abs() < 1e-6)
+        return model.velocity(t_k, x).masked_fill(overflows[:, None], torch.inf)
+
+    broken = Batches(bank, dataclasses.replace(model, velocity=velocity), 0, 2)
+    stage = stages.ClosedForm(NonStationary(baseline("euler", 3)), broken, rank)
+    assert [stage.step() for _ in stage.warps] == losses
+    stage.step()
+    assert stage.finished
+    assert stage.tried[first] == torch.inf
+    found = stage.family().detach().on(model).t
+    torch.testing.assert_close(found, grids.warp(model, 3, *stage.warps[second]), rtol=0, atol=1e-9)
 
 
 def test_a_velocity_that_is_finite_at_no_times_is_named(model, bank):

@@ -179,6 +179,19 @@ def test_where_nothing_is_a_table_the_stage_ends(batches):
     assert torch.equal(problem.accepted, problem.start()), "nothing but the start"
 
 
+def test_derivatives_that_overflow_end_the_stage_where_it_stands(batches):
+    class Steep(Scale):
+        def linearise(self, theta, weights, difference):
+            for y, dy in super().linearise(theta, weights, difference):
+                yield y, dy * math.inf
+
+    problem = Steep(still(batches))
+    stage = GaussNewton(problem)
+    assert stage.step() == log_mean(errors(problem.samples(problem.start()), problem.batches))
+    assert stage.finished
+    assert torch.equal(problem.accepted, problem.start())
+
+
 def test_an_error_of_the_network_is_not_taken_for_one(batches):
     class Broken(Scale):
         def samples(self, theta):

@@ -121,7 +121,7 @@ def push_forward(
         if dt[:, k].any():
             by = difference / table.nfe
             by = by if table.t[k].item() + by <= paths.model.t_hi else -by
-            found.append((u(t[k] + by, ys[k]) - us[k])[None] / by)
+            found.append(finite((u(t[k] + by, ys[k]) - us[k])[None] / by))
             weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
         moving.append((torch.cat(found) if found else basis, weights))
     return Linearised(y_n, dy)
@@ -166,4 +166,9 @@ def along(
     h = expand(by / norm(directions.flatten(0, 1)).reshape(r, -1).mean(1), directions)
     condition = map_condition(lambda c: c.repeat(r, *[1] * (c.ndim - 1)), paths.noise.condition)
     moved = paths.model.bind(condition)(t, (y + h * directions).flatten(0, 1))
-    return (moved.reshape(directions.shape) - u_y) / h
+    return finite((moved.reshape(directions.shape) - u_y) / h)
+
+
+def finite(derivatives: Tensor) -> Tensor:
+    """These, changed in place to 0 where u overflows beside the solver's own points: nothing is learned there."""
+    return derivatives.nan_to_num_(0.0, 0.0, 0.0)

@@ -12,7 +12,7 @@ from bespoke_solvers.evaluation import Quality
 from bespoke_solvers.families import Family, NonStationary
 from bespoke_solvers.grids import WARPS, straightness, warp
 from bespoke_solvers.reference import Paths
-from bespoke_solvers.regression import PASSES, closed_form, errors, log_mean, sample_weights
+from bespoke_solvers.regression import PASSES, Rows, closed_form, errors, log_mean, sample_weights
 from bespoke_solvers.table import TableError
 from bespoke_solvers.velocity import Model
 
@@ -156,34 +156,40 @@ class ClosedForm(Stage):
 
     def step(self) -> float:
         """Try one more grid, or fit the best one to the end."""
-        model, index, last = self.batches[0].model, len(self.tried), len(self.warps)
-        trying = index < last
-        chosen = index if trying else self._chosen()
-        batches = self.batches[: -(-len(self.batches) // 2)] if trying else self.batches
-        passes = PASSES if not trying else 1 if self.weights else 2
-        t, scale = warp(model, self.family.nfe, *self.warps[chosen]), self.family.held_scale(model)
-        try:
-            rows = closed_form(t, batches, passes, scale, self.weights if trying else ())
-        except TableError as error:
-            if not trying:
+        index, half = len(self.tried), self.batches[: -(-len(self.batches) // 2)]
+        if index < len(self.warps):
+            rows, loss, found = self._fit(index, half, 1 if self.weights else 2, self.weights)
+            self.tried.append(loss)
+            if rows is not None and loss <= min(self.tried):
+                self.weights = sample_weights(found)
+            return loss
+        rows = None
+        while rows is None:
+            ranked = sorted((i for i in range(index) if self.tried[i] < math.inf), key=self.tried.__getitem__)
+            if not ranked:
                 raise ValueError(
                     "the velocity is not finite near the exact paths, at whatever times; it must be finite everywhere"
-                ) from error
-            self.tried.append(math.inf)  # not finite where this grid goes
-            return math.inf
-        found = errors(rows.samples, batches)
-        self.tried.append(log_mean(found))
-        if not trying:
-            self.family.load_table(rows.table.off(model))
-        elif self.tried[-1] <= min(self.tried) < math.inf:
-            self.weights = sample_weights(found)
-        return self.tried[-1]
+                )
+            chosen = ranked[: self.rank + 1][-1]
+            rows, loss, _ = self._fit(chosen, self.batches, PASSES)
+            if rows is None:  # it overflows on paths that were not tried
+                self.tried[chosen] = math.inf
+        self.tried.append(loss)
+        self.family.load_table(rows.table.off(self.batches[0].model))
+        return loss
 
-    def _chosen(self) -> int:
-        """The grid of that rank, or the last that led anywhere."""
-        ranked = sorted(range(len(self.tried)), key=self.tried.__getitem__)
-        finite = [grid for grid in ranked if self.tried[grid] < math.inf]
-        return (finite or ranked)[: self.rank + 1][-1]
+    def _fit(
+        self, grid: int, batches: Sequence[Paths], passes: int, weights: Sequence[Tensor] = ()
+    ) -> tuple[Rows | None, float, list[Tensor]]:
+        """The rows on a grid, E log MSE and each sample's MSE; None, and infinite, where the velocity overflows."""
+        model = self.batches[0].model
+        t, scale = warp(model, self.family.nfe, *self.warps[grid]), self.family.held_scale(model)
+        try:
+            rows = closed_form(t, batches, passes, scale, weights)
+        except TableError:
+            return None, math.inf, []
+        found = errors(rows.samples, batches)
+        return (rows if log_mean(found) < math.inf else None), log_mean(found), found
 
     def state(self) -> dict[str, Any]:
         """The losses so far, and the weights."""
