@@ -53,7 +53,41 @@ def test_an_experiment_is_drawn_if_each_method_was_measured_for_some_model(tmp_p
     titles, names, text = drawn(tmp_path, given(tmp_path / "one", models, kept))
     assert experiment.name in titles
     assert file in names
-    assert experiment.name not in text
+    assert told not in text
+
+
+def test_all_figures_are_those_of_the_run_and_say_what_was_not_measured(tmp_path):
+    """A solver that went astray has no FID, nor has one whose FID was not measured, but that is not astray."""
+    results = given(tmp_path, (OT, VP), {(OT, RK2, 8): None, (OT, RK2_BESPOKE, 20): "missing"})
+    for cell in [cell for cell in results.cells(VP) if cell["measured"] == "fid"]:
+        del results.store.records[results.store._values(cell)]
+    del results.store.records[tuple(plan.key(OT, "fid", RK4, 8, 0, COUNTS).values())]
+    ot, vp = comparison(replace(results, counts=COUNTS._replace(nfe=(8,)))).parts.values()
+    names = ["Method", "NFE", "RMSE", "PSNR"]
+    assert [[column.name for column in part.columns] for part in (ot, vp)] == [[*names, "FID"], names]
+    assert {row[1] for part in (ot, vp) for row in part.rows} == {8, 9, 35}, "of EDM the last two"
+    errors = [row[2] for row in vp.rows if row[1] == 8]
+    assert errors == sorted(errors)
+    assert [RK2, 8, None, 30.0, None] in ot.rows
+    assert next(row for row in ot.rows if row[:2] == [RK4, 8])[-1] == ""
+    assert "FID" not in vp.text
+    assert ot.title == f"All figures of {OT}"
+    (few,) = comparison(given(tmp_path / "few", (OT,), counts=COUNTS._replace(fid_samples=50))).parts.values()
+    assert "Of fewer than 10,000, it is off by more than solvers differ." in few.text
+
+
+def test_models_that_have_nothing_of_an_experiment_are_named(tmp_path):
+    results = given(tmp_path, (OT, VP))
+    assert results.without(plan.ABLATION) == results.without(plan.ITERATIONS) == []
+    for cell in [cell for cell in results.cells(VP) if cell["measured"] == "fit"]:
+        del results.store.records[results.store._values(cell)]
+    assert results.without(plan.ITERATIONS) == results.without(plan.THETA) == [VP]
+    assert results.without(plan.SAMPLES) == [OT, VP]
+    results = replace(results, experiments=[plan.ITERATIONS])
+    for record in results.cells(OT):
+        record["history"] = [[0, None, 1.0], [1, None, 0.5]]
+    *_, note, _ = sections(results, [], "bespoke paper")
+    assert note.text.endswith("was not measured. Error against iterations of own:vp (eps-VP).")
 
 
 def test_what_the_curves_lack_is_told(tmp_path):

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bespoke_solvers.comparison import Comparison
 from bespoke_solvers.families import Bespoke
 from bespoke_solvers.generic import MIDPOINT, baseline
 from bespoke_solvers.report import Cell, Chart, Column, Curves, Headline, Learned, Note, Provenance, Table, Viewer
+from viewers import shown
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</script><script>fail()</script><img src=x onerror=fail()>&\"'$title\u2028"
@@ -152,6 +154,20 @@ def test_the_curves_answer_to_pointer_and_key(opened, digits):
     assert page.js(curves) == 6
 
 
+def test_a_chart_that_does_not_reach_the_chosen_place_has_no_line_there(opened, tmp_path):
+    """FID may have been measured with fewer evaluations than RMSE."""
+    rmse, fid = {"one": [[n, 1 / n] for n in (6, 8, 20)]}, {"one": [[8, 3], [10, 2]]}
+    both = Curves("Errors", "", [Chart("RMSE", "NFE", rmse), Chart("FID", "NFE", fid)])
+    (tmp_path / "report.html").write_text(report.page("few", [both]))
+    page = opened(tmp_path / "report.html")
+    lines = "[...document.querySelectorAll('.chart')].map(chart => chart.querySelectorAll('.cursor').length)"
+    assert page.js(lines) == [1, 0]
+    page.js("document.querySelector('.curves input').focus()")
+    for found in ([1, 1], [1, 1], [1, 0]):  # 10, 8, 6
+        page.press("ArrowLeft")
+        assert page.js(lines) == found
+
+
 def test_what_was_learned(opened, digits):
     page = opened(digits[0])
     assert page.js("document.querySelectorAll('.learned .part:not([hidden]) .slope').length") == 8 + 8
@@ -214,10 +230,13 @@ def test_every_control_and_picture_has_a_name(opened, digits):
 
 def test_paper_has_no_hints_for_hands(opened, digits):
     page = opened(digits[0])
-    hint = "document.querySelector('.viewer .hint')"
-    assert "touch a sample" in page.js(f"{hint}.textContent")
-    assert page.js(f"{hint}.checkVisibility()")
-    assert not page.printed(f"{hint}.checkVisibility()")
+    hints = "[...document.querySelectorAll('.hint')]"
+    viewer, table = page.js(f"{hints}.map(hint => hint.textContent)")
+    assert "touch a sample" in viewer
+    assert "sorts" in table
+    assert page.js(f"{hints}.every(hint => hint.checkVisibility())")
+    assert not page.printed(f"{hints}.some(hint => hint.checkVisibility())")
+    assert not re.search("you choose|sorts|touch", page.printed("document.querySelector('main').innerText"))
 
 
 def test_it_prints_on_white(opened, digits):

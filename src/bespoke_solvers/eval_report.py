@@ -155,7 +155,7 @@ def table(comparison: Comparison, own: Sequence[str]) -> report.Table:
     shown = [key for key in columns if any(key in row for row in rows)]
     text = (
         f"Lower RMSE and higher PSNR (dB) are better. Times fewer: than the exact samples, {cost:.0f} evaluations. "
-        "±: the standard error of RMSE, which is the mean of each sample's. Each column sorts the table."
+        "±: the standard error of RMSE, which is the mean of each sample's."
     )
     return report.Table(
         "Comparison", text, [columns[key] for key in shown], [[row.get(key) for key in shown] for row in rows], own

@@ -76,10 +76,8 @@ def read(drawn: str | Points, layout: Layout) -> Tensor:
 def text_of(layout: Layout, height: int | None = None) -> str:
     """What a reader must know of a viewer; height: of the pictures as they are."""
     if layout.size is None:
-        return f"{layout.shown} points from the same noise, by the solver you choose and exact."
-    text = (
-        "The same noise, by the solver you choose and exact. Differences below 1/255 of the range of colours are black."
-    )
+        return f"{layout.shown} points from the same noise, by a solver and exact."
+    text = "The same noise, by a solver and exact. Differences below 1/255 of the range of colours are black."
     if height is not None and layout.size[0] < height:
         text += f" The pictures, {height} pixels high, are shown at {layout.size[0]} x {layout.size[1]}."
     return text

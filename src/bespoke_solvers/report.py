@@ -88,7 +88,8 @@ class Table(Section):
             for row in self.rows
         )
         return (
-            f'<p>{escape(self.text)}</p><table class="sortable"><caption class="unseen">{escape(self.title)}</caption>'
+            f'<p>{escape(self.text)}</p><p class="hint">Each column sorts the table.</p>'
+            f'<table class="sortable"><caption class="unseen">{escape(self.title)}</caption>'
             f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
         )
 

@@ -64,12 +64,14 @@ def sections(results: Results, found: Sequence[Relation], command: str) -> list[
             drawn += printed_tables(results)
         elif can_be_drawn(results, experiment) and (section := makers[experiment](results)) is not None:
             drawn.append(section)
+            if without := results.without(experiment):
+                left_out.append(f"{experiment.name} of {', '.join(map(results.title, without))}.")
         else:
             left_out.append(f"{experiment.name}: {'; '.join(results.missing(experiment)) or 'what it draws'}.")
     if (table := comparison(results)) is not None:
         drawn.append(table)
     if left_out:
-        text = "These experiments are not drawn; after each, what it needs and what was not measured. "
+        text = "These are not drawn; after an experiment, what it needs and what was not measured. "
         drawn.append(Note("Not measured", text + " ".join(left_out)))
     return [*drawn, provenance(results, command)]
 

@@ -105,6 +105,14 @@ class Results:
             missing.append(plan.transferred("another model"))
         return missing
 
+    def without(self, experiment: Experiment) -> list[str]:
+        """The models that an experiment is for and has nothing of."""
+        kind = {plan.SAMPLES: "samples", plan.PATHS: "paths", plan.ITERATIONS: "fit", plan.THETA: "fit"}.get(experiment)
+        models = [model for model in self.models if self.applies(model, experiment)]
+        if kind is None:
+            return [model for model in models if model not in self.shown(experiment)]
+        return [m for m in models if not any(self.measured(m, name, kind) for name in experiment.methods)]
+
     def applies(self, model: str, experiment: Experiment) -> bool:
         """Whether an experiment is for this model."""
         return not experiment.paths or self.about(model)["model_is"]["schedule"]["name"] in experiment.paths

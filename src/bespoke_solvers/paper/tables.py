@@ -43,25 +43,34 @@ def own(results: Results, models: Sequence[str], method: str = RK2_BESPOKE) -> l
 
 def comparison(results: Results) -> Section | None:
     """All that was measured of each model: by cost, and at the same cost the best first."""
-    figures = {"rmse": Column("RMSE", missing=ASTRAY), "psnr": Column("PSNR", ".1f", missing=ASTRAY)}
     parts: dict[str, Section] = {}
+    columns = [Column("Method"), Column("NFE", "d"), Column("RMSE", missing=ASTRAY)]
+    columns += [Column("PSNR", ".1f", ASTRAY), Column("FID", ".2f", ASTRAY)]
     for model in results.models:
-        exact = results.record(model, "fid", EXACT, 0)
-        shown = figures | ({"fid": Column("FID", ".2f")} if exact else {})
-        text = "Lower RMSE and FID and higher PSNR (dB) are better. Each column sorts the table."
-        if exact:
-            text += f" FID on {results.counts.fid_samples:,} samples; that of exact ones is {in_words(exact)}."
-        rows: list[Row] = []
-        for cell in results.cells(model):
-            if cell["measured"] == "error":
-                values = [results.value(model, cell["method"], cell["nfe"], figure) for figure in shown]
-                finite = (value if value is not None and math.isfinite(value) else None for value in values)
-                rows.append([cell["method"], cell["nfe"], *finite])
-        rows.sort(key=lambda row: (row[1], math.inf if row[2] is None else row[2]))
-        if rows:
-            columns = [Column("Method"), Column("NFE", "d"), *shown.values()]
-            parts[results.title(model)] = Table("All figures", text, columns, rows, OWN)
+        measured = [
+            (name, nfe, [results.value(model, name, nfe, figure) for figure in ("rmse", "psnr", "fid")])
+            for name in dict.fromkeys(name for each in results.experiments for name in results.methods(model, each))
+            for nfe in plan.evaluations(name, results.counts.nfe)
+            if results.value(model, name, nfe) is not None
+        ]
+        judged = any(fid is not None for _, _, (*_, fid) in measured)
+        exact, text = results.record(model, "fid", EXACT, 0), "Lower RMSE and higher PSNR (dB) are better."
+        if judged:
+            text += f" So is lower FID, of {results.counts.fid_samples:,} samples"
+            text += f"; that of exact ones is {in_words(exact)}." if exact else "."
+            if not results.comparable("fid"):
+                text += f" Of fewer than {FID_ENOUGH:,}, it is off by more than solvers differ."
+        if measured:
+            measured.sort(key=lambda row: (row[1], row[2][0] or 0.0))
+            shown = columns if judged else columns[:-1]
+            rows = [[name, nfe, *map(_cell, figures[: len(shown) - 2])] for name, nfe, figures in measured]
+            parts[results.title(model)] = Table(f"All figures of {model}", text, shown, rows, OWN)
     return Choice("All figures", parts) if parts else None
+
+
+def _cell(value: float | None) -> float | str | None:
+    """Nothing where a figure was not measured, None where samples went astray."""
+    return "" if value is None else value if math.isfinite(value) else None
 
 
 def printed_tables(results: Results) -> list[Section]:

@@ -143,7 +143,7 @@ function draw(chart, width, look, { hidden = new Set(), cursor = null, tag = nul
     free = px(x) + 24;
   }
   made.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, chart.x));
-  if (cursor !== null) made.append(svg("line", { class: "cursor", x1: px(cursor), x2: px(cursor), y1: top, y2: height - bottom }));
+  if (cursor !== null && x0 <= cursor && cursor <= x1) made.append(svg("line", { class: "cursor", x1: px(cursor), x2: px(cursor), y1: top, y2: height - bottom }));
   for (const points of Object.values(chart.dotted)) made.append(svg("path", { class: "dotted", d: path(points) }));
   for (const [name, all] of shown) {
     const points = all.filter(usable), { colour, width: stroke, dash, mark } = look[name];
