@@ -16,7 +16,7 @@ PAGES |= {
     card.relative_to(ROOT).as_posix(): f"zoo-{card.parent.name}.md"
     for card in sorted((ROOT / "src" / "bespoke_solvers" / "zoo").glob("*/README.md"))
 }
-FIGURES = Path("bench/results/paper")
+FIGURES = Path("bench/results")  # of its folders paper and zoo
 LINK = re.compile(r'(?P<before>\]\(|src=")(?P<target>[^)"#:]+)(?=[)"#])')
 
 
@@ -31,7 +31,7 @@ def on_site(target: str, folder: Path) -> str:
     if path.parts[0] == "examples":
         return f"examples.md#{path.stem}" if file.is_file() else "examples.md"
     if path.is_relative_to(FIGURES):
-        return f"paper-{path.name}"
+        return f"{path.parent.name}-{path.name}"
     return PAGES[path.as_posix()]
 
 
@@ -52,8 +52,8 @@ def main(out: Path) -> None:
     """Write all pages and pictures."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for figure in (ROOT / FIGURES).glob("*.png"):
-        shutil.copy(figure, out / f"paper-{figure.name}")
+    for figure in (ROOT / FIGURES).glob("*/*.png"):
+        shutil.copy(figure, out / f"{figure.parent.name}-{figure.name}")
     for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES)]:
         (out / PAGES.get(page.relative_to(ROOT).as_posix(), page.name)).write_text(staged(page))
     (out / "examples.md").write_text(examples())

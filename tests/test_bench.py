@@ -47,6 +47,16 @@ def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
         assert table in page.read_text()
 
 
+def test_the_statements_about_the_zoo_are_those_of_its_results(tmp_path):
+    page, copy = ROOT / "docs" / "zoo.md", tmp_path / "zoo.md"
+    copy.write_text(page.read_text().replace("held", "?"))
+    results = ROOT / "bench" / "results" / "zoo" / "results.json"
+    run("bench.tables", "--paper", results, "--store", tmp_path / "none", "--into", copy)
+    told = copy.read_text().partition("<!-- statements -->\n\n")[2].split("\n\n")[0]
+    assert len(told.splitlines()) > 5
+    assert told in page.read_text()
+
+
 def test_the_table_in_the_readme_is_that_of_the_stores():
     """The network's: each row is the best that the methods it stands for have in a store, rounded as there."""
     rows = [line.strip("| ").split("|") for line in (ROOT / "README.md").read_text().splitlines() if line[:2] == "| "]

@@ -76,6 +76,7 @@ STAND_INS = {
     "afhq.zip": zipped_photos,
     "cifar-10-binary.tar.gz": lambda path: cifar_tar(path.parent / "cifar", binary).rename(path),
     "bench/results/paper": lambda path: shutil.copytree(ROOT / "bench" / "results" / "paper" / "cells", path / "cells"),
+    "bench/results/zoo": lambda path: shutil.copytree(ROOT / "bench" / "results" / "zoo" / "cells", path / "cells"),
 }
 
 

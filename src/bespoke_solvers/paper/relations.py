@@ -1,7 +1,7 @@
 """Expected against got: what the paper says of its solvers, and whether it held here, case by case."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, permutations
 from operator import lt
@@ -230,14 +230,18 @@ def _similar(results: Results) -> Iterator[Case | None]:
             continue
         where = ", ".join(results.title(model) for model in group)
         for nfe in plan.evaluations(RK2_BESPOKE, results.counts.nfe):
-            errors = [results.value(model, RK2_BESPOKE, nfe) for model in group]
-            known = sorted(error for error in errors if error is not None)
-            if len(known) < len(group):
-                yield None
-                continue
-            smallest, *_, largest = known
-            ratio = largest / smallest if math.isfinite(largest) else math.inf
-            yield Case(where, nfe, {"smallest": smallest, "largest": largest, RATIO: ratio}, ratio <= SIMILAR)
+            own, base = (_range([results.value(model, name, nfe) for model in group]) for name in (RK2_BESPOKE, RK2))
+            known = {f"{RATIO} of {RK2}": base[RATIO]} if base else {}
+            yield None if own is None else Case(where, nfe, own | known, own[RATIO] <= SIMILAR)
+
+
+def _range(errors: Sequence[float | None]) -> dict[str, float] | None:
+    """The smallest and the largest, and their ratio, if all were measured."""
+    known = sorted(error for error in errors if error is not None)
+    if len(known) < len(errors):
+        return None
+    ratio = known[-1] / known[0] if math.isfinite(known[-1]) else math.inf
+    return {"smallest": known[0], "largest": known[-1], RATIO: ratio}
 
 
 def _edm(results: Results, figure: str) -> Iterator[Case | None]:

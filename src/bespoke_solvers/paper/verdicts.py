@@ -154,7 +154,8 @@ def checks(found: Sequence[Relation]) -> Checks:
         "case is within the noise if its two RMSE differ by less than twice the standard error of their difference, or "
         "by less than the exact samples' own error. The former takes their errors as independent; they are of the same "
         "noise, which as a rule makes a difference surer than that. Of FID, and of ratios, no such error is known. "
-        "Models of one shape and guidance that differ in path or prediction are taken to be of the same data. The time "
+        "Models of one shape and guidance that differ in path or prediction are taken to be of the same data; how far "
+        "they are apart with RK2, which is not fitted to them, is given for comparison. The time "
         "of a fit is by the clock, whatever else the processor did."
     ]
     if absent := [relation.claim for relation in found if not relation.cases]:
@@ -194,4 +195,4 @@ def _figure(name: str, value: float | None) -> str:
         return ""
     if value == float("inf"):
         return "astray"
-    return f"{value:.2f}" if name == RATIO else f"{value:.1f}" if "%" in name else significant(value)
+    return f"{value:.2f}" if name.startswith(RATIO) else f"{value:.1f}" if "%" in name else significant(value)
