@@ -40,10 +40,6 @@ HALF = f"--method unipc ipndm {shlex.join([TRANSFERRED, REFINED, DEFAULT])}"
 DIGITS = "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits toy:digits-vp"
 TOYS = f"{DIGITS} toy:digits-fm-v-cs --batch-size 128"
 SAME = f"{TOYS} --paths 256"  # for all fits
-HARDER = (
-    "bench.frontier --banks {work}/banks --minutes {left} --choose 1024 --samples 8192 toy:digits --batch-size 128 "
-    f"--nfe 10 --method '{HIGH}'"
-)
 FID = "bench.fid --models {models} --real {real} --weights {weights} --compile --statistics {work}/statistics"
 EXACTLY = "--method dopri5 --tolerance 1e-4"
 FINE = f"{FID} --nfe 60 --frontier bench/results/fine"
@@ -76,9 +72,15 @@ def _toys() -> list[str]:
         f"{SAME} {EVERY} {BY_ADAM} --adam 4000",
         f"{SAME} --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
-        *(f"{TOYS} --nfe 8 10 --method '{DEFAULT}' --seed {seed} --store bench/results/many" for seed in range(8)),
-        *(f"{SAME} --nfe 8 10 --method '{DEFAULT}' --seed {seed} --store bench/results/many" for seed in range(8)),
-        *(f"{HARDER} --seed {seed} --store bench/results/many" for seed in range(8)),
+        *(
+            f"{fits} --seed {seed} --store bench/results/many"
+            for fits in (
+                f"{TOYS} --nfe 8 10 --method midpoint '{DEFAULT}'",
+                f"{SAME} --nfe 8 10 --method '{DEFAULT}'",
+                f"{TOYS} --nfe 10 --method '{HIGH}'",
+            )
+            for seed in range(8)
+        ),
         *(f"{paths} --nfe 5 8 10 {OURS} --paths {count}" for count in (16, 32, 64, 128, 256, 512, 1024)),
     ]
 
