@@ -1,4 +1,4 @@
-"""What docs/results.md says of networks and digits, by one command: python -m bench.networks MODELS --work FOLDER.
+"""What docs/results*.md say of networks and digits, by one command: python -m bench.networks MODELS --work FOLDER.
 
 The lines of a lane run one after another and the lanes of a stage side by side, which fills a GPU. A line measures the
 cells that its store does not have: interrupted, or out of time (`--minutes`), the same command goes on where it ended.
@@ -56,7 +56,8 @@ ZOO = f"{ON_ZOO} --only tab:cifar10_a --only fig_a:transferred_ablation"
 STAND_INS = {"cifar10-fm-ot": "bfloat16", "cifar10-eps-vp": "float16"}  # with the FID of float32 to 0.5 %
 FOLDERS = {name: "{work}/folders/" + name for name in PATHS}
 EACH = f"{' '.join(FOLDERS.values())} zoo:cifar10-fm-ot"  # two of them on one path, for the paper's transfer
-STORES = ("frontier", "alone", "paths", "many", "fid")  # of which docs/results.md has tables
+STORES = ("frontier", "alone", "paths", "many", "fid")  # of which the pages have tables
+PAGES = " ".join(f"docs/results{page}.md" for page in ("", "-networks", "-digits", "-paper"))
 FITS = "--nfe 6,8,10,16,20 --only fig:euler_vs_midpoint"
 ABLATION = "--nfe 6,8,10,16,20 --only fig_a:scale_time_ablation"
 WITH_FID = ("--nfe 8,10,16,20 --only fig:nfe_vs_fid_cifar10", f"{ABLATION} --only fig:bes_vs_edm")
@@ -207,8 +208,8 @@ STAGES: list[dict[str, list[str]]] = [
             f"{ON_ZOO} {' '.join(zoo.NAMES)} --nfe 8,10,16,20 --fid-samples 10000 --draw",
             "bench.zoo --into docs/zoo.md",
             "bench.tables --paper bench/results/zoo/results.json --into docs/zoo.md",
-            *(f"bench.tables --store bench/results/{store} --into docs/results.md" for store in STORES),
-            "bench.tables --paper bench/results/paper/results.json --into docs/results.md",
+            *(f"bench.tables --store bench/results/{store} --into {PAGES}" for store in STORES),
+            "bench.tables --paper bench/results/paper/results.json --into docs/results-paper.md",
             f"bench.tables {' '.join(PATHS)} --pictures docs",
         ],
     },

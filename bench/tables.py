@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from statistics import mean
@@ -16,6 +17,13 @@ from bespoke_solvers import pictures
 from bespoke_solvers.dedicated import NAMES
 
 ORDER = [EXACT, *NAMES, *LEARNED, TRANSFERRED, REFINED]
+IN_SHORT = {  # kinds of solvers, of each of which the best is shown
+    "RK2 (midpoint)": ["midpoint"],
+    "the best that is not fitted": list(NAMES),
+    "RK2-Bespoke, the paper's bound": ["rk2-bespoke, bound"],
+    "RK2-Bespoke, end point": ["rk2-bespoke, end point"],
+    "the default": [DEFAULT],
+}
 FINE, CLOSE = 50, 0.005  # evaluations from which on a solver is shown in no column, and how close an FID is the same
 
 
@@ -42,6 +50,27 @@ def _figures(record: dict[str, Any]) -> str:
         return "astray"
     spread = " ({:.4f} to {:.4f})".format(*record["range"]) if "range" in record else ""
     return f"{record['rmse']:.4f}{spread} / {record['psnr']:.1f}"
+
+
+def in_short(records: list[dict[str, Any]], figure: str, told: Callable[[dict[str, Any]], str]) -> str:
+    """Of each kind of solver the one that is best at each NFE, in Markdown, by name where the kind has several.
+
+    FID was measured of few methods that are not fitted: there is no best of them.
+    """
+    columns = sorted({r["nfe"] for r in records if r["method"] == DEFAULT})
+    lines = ["| | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for kind, methods in IN_SHORT.items():
+        if figure == "fid" and len(methods) > 1:
+            continue
+        cells = []
+        for nfe in columns:
+            found = [r for r in records if r["method"] in methods and r["nfe"] == r.get("used", nfe) == nfe]
+            best = min(found, key=lambda r: r[figure] or inf, default=None)
+            name = f" ({best['method']})" if best and len(methods) > 1 else ""
+            cells.append(told(best) + name if best else "")
+        bold = "**" if methods == [DEFAULT] else ""
+        lines.append("| " + " | ".join(f"{bold}{cell}{bold}" for cell in (kind, *cells)) + " |")
+    return "\n".join(lines)
 
 
 def over_seeds(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -122,6 +151,23 @@ def beside_the_paper(table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def all_figures(results: dict[str, Any], model: str) -> str:
+    """RMSE, and FID where it was measured, of all that `bespoke paper` measured of a model against NFE."""
+    figures = {"error": "rmse", "fid": "fid"}
+    cells = [cell for cell in results["cells"] if cell["model"] == model and cell["measured"] in figures]
+    found = {(c["method"], c["nfe"], c["measured"]): c[figures[c["measured"]]] for c in cells}
+    columns = sorted({nfe for _, nfe, _ in found if nfe})  # not that of the exact samples, 0
+    lines = ["| | " + " | ".join(f"{nfe} NFE" for nfe in columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for method in sorted({cell["method"] for cell in cells if cell["nfe"]}):
+        shown = []
+        for nfe in columns:
+            rmse, fid = (found.get((method, nfe, measured)) for measured in figures)
+            told = "" if (method, nfe, "error") not in found else "astray" if rmse is None else f"{rmse:.4f}"
+            shown.append(told + (f", {fid:.1f}" if fid is not None else ""))
+        lines.append(f"| {method} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 def into(page: Path, printed: dict[str, str]) -> None:
     """Replace the table after each mark by the one that was printed.
 
@@ -140,7 +186,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--store", type=Path, default=Path("bench/results/frontier"))
     parser.add_argument("--cost-at", type=int, default=10, help="show what the fits cost at that NFE")
     parser.add_argument("--seed", type=int, help="one alone; by default the mean over those that were measured")
-    parser.add_argument("--into", type=Path, help="put the tables into this page, where its marks are")
+    parser.add_argument(
+        "--into", type=Path, nargs="+", default=[], help="put the tables into these pages, at their marks"
+    )
     parser.add_argument("--paper", type=Path, help="the results.json of `bespoke paper`: its statements and tables")
     parser.add_argument("--pictures", type=Path, help="draw RMSE and PSNR against NFE there, and fits")
     return parser
@@ -160,12 +208,18 @@ def main() -> None:
             half = [record for precision in HALF for record in store.of(f"{model}@{precision}")]
             records = [r for r in half if r["nfe"] >= FINE and options.seed in (None, r["seed"])] + records
             printed[f"table {name}"] = fid_table(records)
+            if exact := next((record for record in records if record["method"] == EXACT), None):
+                comparable = [record for record in records if record["samples"] == exact["samples"]]
+                printed[f"in short {name}"] = in_short(
+                    comparable, "fid", lambda r, of=exact["fid"]: f"{r['fid'] / of:.1%}"
+                )
             print(f"\n{model}: FID\n\n{printed[f'table {name}']}")
             continue
         samples = ", ".join(str(count) for count in sorted({record["samples"] for record in records}))
         error = max(record["reference_error"] for record in records)
         print(f"\n{model}: RMSE / PSNR on {samples} samples, exact to {error:.0e}\n")
         printed |= {f"table {name}": table(records), f"costs {name}": costs(records, options.cost_at)}
+        printed[f"in short {name}"] = in_short(records, "rmse", _figures)
         print(printed[f"table {name}"])
         if any("cost" in record for record in records):
             print(f"\nCost of the fits at {options.cost_at} NFE, in evaluations of the model:\n")
@@ -185,11 +239,13 @@ def main() -> None:
                     pictures.save(figure, options.pictures / f"{file}-fits-{nfe}.png")
     if options.paper:
         results = json.loads(options.paper.read_text())
-        printed["statements"] = statements(results)
-        printed |= {each["title"]: beside_the_paper(each) for each in results["tables"]}
-        print(*(f"\n{printed[title]}" for title in ("statements", *(each["title"] for each in results["tables"]))))
-    if options.into:
-        into(options.into, printed)
+        of_paper = {"statements": statements(results)}
+        of_paper |= {each["title"]: beside_the_paper(each) for each in results["tables"]}
+        of_paper |= {f"figures {model}": all_figures(results, model) for model in results["models"]}
+        print(*(f"\n{text}" for text in of_paper.values()))
+        printed |= of_paper
+    for page in options.into:
+        into(page, printed)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ SOME = 8  # pictures of a folder, by which the statistics are known to be theirs
 KEY = ("model", "method", "nfe", "on")  # of a judge's store
 STAND_IN, FINE = "ipndm", (60, 120)  # a solver, and so many evaluations, which may stand for the exact samples
 # Samples to see by whether it does, and the RMSE to them that FID does not see: it is 0.1 % off with 0.0018 on one
-# network and 1.2 % with 0.0043 on another (docs/results.md).
+# network and 1.2 % with 0.0043 on another (docs/results-networks.md).
 FEW, CLOSE = 32, 0.003
 
 
