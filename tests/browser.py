@@ -16,11 +16,11 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Tab": 9, " ": 32}
 
-CUT_OFF = """[...document.querySelectorAll("body *")].filter((e) => {
+CUT_OFF = """(() => { const right = %d; return [...document.querySelectorAll("body *")].filter((e) => {
   const box = e.getBoundingClientRect();
   const hidden = e.closest(".unseen, .headline h2, details pre, svg :not(text), option");
-  return !hidden && box.width && (box.left < 0 || box.right > innerWidth + 0.5);
-}).map((e) => e.outerHTML.slice(0, 120))"""
+  return !hidden && box.width && (box.left < 0 || box.right > right + 0.5);
+}).map((e) => e.outerHTML.slice(0, 120)); })()"""
 CONTRASTS = """(() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const luminance = (colour) => {
@@ -115,7 +115,7 @@ class Page:
     def __init__(
         self, browser: Browser, where: Path | str, width: int = 1200, height: int = 900, scheme: str = "light"
     ) -> None:
-        self.browser = browser
+        self.browser, self.width = browser, width  # a phone's window itself grows with what does not fit into it
         # A file needs no other; a served page may ask its own server.
         url, self.own = (where, ("data:", where)) if isinstance(where, str) else (where.resolve().as_uri(), ("data:",))
         self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
@@ -201,8 +201,8 @@ class Page:
         return found
 
     def cut_off(self) -> list[str]:
-        """The elements that reach out of the window, but for what scrolls on its own."""
-        return self.js(CUT_OFF)
+        """The elements that reach out of the width, but for what scrolls on its own."""
+        return self.js(CUT_OFF % self.width)
 
     def contrasts(self) -> list[tuple[float, float, str]]:
         """The contrast of each text and curve to what is behind it, the least that WCAG (AA) asks for, which it is."""

@@ -218,6 +218,19 @@ def test_eval_leaves_no_picture_of_another_comparison(solver, here):
     assert result["tolerance"] == 1e-5
 
 
+def test_what_eval_leaves_names_no_folder(solver, here, monkeypatch):
+    """It is sent to others."""
+    folder = here / "models of mine" / "net"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("bespoke_solvers.cli.eval.resolve", lambda *arguments, **options: toy.checkerboard())
+    out = here / "results"
+    run("eval", folder, "--solver", here / solver, "--samples", 8, "--batch-size", 8, "--out", out, "--quiet")
+    for file in ("report.html", "results.json"):
+        assert str(here) not in (text := (out / file).read_text())
+        assert "of mine" not in text
+        assert "bespoke eval net --solver" in text
+
+
 def test_eval_warns_of_figures_that_are_the_references_own(solver, here, capsys, monkeypatch):
     monkeypatch.setattr("bespoke_solvers.bank.own_error", lambda *arguments, **options: 0.5)
     arguments = ["--solver", solver, "--samples", 8, "--batch-size", 8, "--out", "results", "--quiet"]

@@ -17,7 +17,7 @@ from bespoke_solvers.description import differences
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.judge import Judge, mark
 from bespoke_solvers.paper import figures, plan
-from bespoke_solvers.paper.lab import PIXELS, SPRITES, Lab, _described
+from bespoke_solvers.paper.lab import PICTURES, SPRITES, Lab, _described
 from bespoke_solvers.paper.plan import DPM2, FULL, RK2, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import significant
@@ -187,7 +187,7 @@ def test_marks_tell_pictures_and_inceptions_apart(tmp_path):
 
 def test_sprites_are_alike_whatever_nfe_there_are(tmp_path, digits, monkeypatch):
     """So that a run with more NFE adds to the viewer, which cuts all sprites as it cuts the exact one."""
-    monkeypatch.setattr("bespoke_solvers.paper.lab.PIXELS", PIXELS // 64)
+    monkeypatch.setattr("bespoke_solvers.gallery.PIXELS", SPRITES * 4 * 4 * 4)
     for nfe in ((4,), (4, 8), (8, 10, 20)):
         one = lab(tmp_path, digits, counts=COUNTS._replace(nfe=nfe))
         one.about()
@@ -211,14 +211,13 @@ def test_samples_are_drawn_side_by_side(tmp_path, digits, nfe, at):
     assert (exact != midpoint).any()
 
 
-@pytest.mark.parametrize(("side", "size"), [(32, 32), (64, 32)])
-def test_pictures_of_32_pixels_are_shown_as_they_are(side, size):
+@pytest.mark.parametrize(("side", "size"), [(32, 32), (64, 64), (256, 138)])
+def test_pictures_are_shown_as_they_are_unless_they_are_large(side, size):
     model = Model(velocity=lambda t, x: -x, shape=(3, side, side), schedule=toy.SCHEDULES["fm-ot"])
-    found = gallery.layout(
-        model, held_out(Bank(model, batch_size=4, rtol=0.1, atol=0.1), "report", 0, 4), SPRITES, PIXELS
-    )
-    assert found.size == (size, size)
-    assert ("64 pixels high" in gallery.text_of(found, side)) == (side > size)
+    noise = held_out(Bank(model, batch_size=4, rtol=0.1, atol=0.1), "report", 0, 4)
+    found = gallery.layout(model, noise, SPRITES, [PICTURES])
+    assert (found.shown, found.size) == (4, (size, size))
+    assert ("256 pixels high" in gallery.text_of(found, side)) == (side > size)
 
 
 def test_pictures_and_weights_for_fid_are_looked_for_first(tmp_path, capsys, monkeypatch):

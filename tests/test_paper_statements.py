@@ -120,7 +120,10 @@ def test_wins_within_the_noise_are_told_too(tmp_path):
     results = given(tmp_path, models=(OT,), spread=0.1)
     first, *_ = checks(relations(results)).checks
     assert first.verdict == "held in all 2 cases, 1 within the noise"
-    assert [row[0] for row in first.rows] == [OT, f"{OT} (within the noise)"]
+    assert {name: [row[nfe].text for nfe in (8, 20)] for name, row in first.figures[OT].items()} == {
+        RK2_BESPOKE: ["0.250", "0.100"],
+        RK2: ["0.750", "\u2248 0.300"],
+    }
     assert "as independent" in checks(relations(results)).more[0]
 
 
@@ -148,22 +151,33 @@ def test_cases_that_are_missing_are_told(tmp_path):
 
 def test_the_headline_says_how_much_is_saved_and_what_held(tmp_path):
     """The paper's statements and ours apart, those not checked among them, and what rests on noise alone."""
-    results = given(tmp_path, changed={(OT, RK2, 8): 0.01, (VP, EDM, 9): 0.01})
+    results = given(tmp_path, changed={(OT, RK2, 8): 0.5, (OT, RK2, 20): 0.01, (VP, EDM, 9): 0.01})
     told = headline(results, relations(results))
     assert told.figure == "11 times fewer evaluations at RMSE 0.250 (RK2-Bespoke)"
     assert told.sentence == (
-        "The paper's experiments, measured again on 3 models. Of the paper's 15 statements, 13 held in every case, "
-        "2 did not hold. Of our own 3 statements, 1 held in every case, 2 did not hold."
+        "RK2 with as many evaluations has 0.500 to 0.750. The paper's experiments, measured again on 3 models. Of the "
+        "paper's 15 statements, 13 held in every case, 2 did not hold. Of our own 3 statements, 1 held in every case, "
+        "2 did not hold."
     )
-    assert told.more[0] == f"{OT} (FM-OT), RMSE with 8 evaluations instead of 90: RK2-Bespoke 0.250, RK2 0.0100."
+    assert told.more[0] == f"{OT} (FM-OT), RMSE with 8 evaluations instead of 90: RK2-Bespoke 0.250, RK2 0.500."
     results = given(tmp_path / "noisy", models=(OT,), spread=0.1)
     told = headline(results, relations(results))
     assert "Of the paper's 15 statements, 11 held in every case, 4 could not be checked." in told.sentence
     assert (
         " 6 of these verdicts rest on differences within the noise. Of our own 3 statements, 3 could" in told.sentence
     )
+    assert not any("iterations" in line for line in told.more)
+    results.record(OT, "fit", RK2_BESPOKE, 8)["best_iteration"] = COUNTS.iterations
+    assert headline(results, []).more[-1].startswith("Of 8 fits with 300 iterations 1 were best at the last one")
     results.about(OT)["reference_evaluations"] = 180.0
     assert headline(results, relations(results)).figure == "22 times fewer evaluations at RMSE 0.250 (RK2-Bespoke)"
+
+
+def test_nothing_is_saved_where_rk2_is_as_close(tmp_path):
+    results = given(tmp_path, models=(OT, VP), changed={(VP, RK2_BESPOKE, 8): 30.0})
+    told = headline(results, [])
+    assert told.figure == "RK2-Bespoke with 8 evaluations is no closer than RK2"
+    assert told.sentence.startswith(f"That is on {VP}. The paper's experiments")
 
 
 def test_the_headline_is_of_what_was_measured(tmp_path):

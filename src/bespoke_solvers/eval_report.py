@@ -76,14 +76,12 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
         f"{quality(best)}."
     )
     more = [f"Careful: {comparison.doubt}."] if comparison.doubt else []
-    rivals = [
-        row
-        for row in comparison.rows
-        if row["nfe"] == best["nfe"] and row["method"] not in own and row["rmse"] is not None
-    ]
-    if rivals:
-        rival = min(rivals, key=lambda row: row["rmse"])
+    rivals = [row for row in comparison.rows if row["method"] not in own and row["rmse"] is not None]
+    if alike := [row for row in rivals if row["nfe"] == best["nfe"]]:
+        rival = min(alike, key=lambda row: row["rmse"])
         more.append(f"The best other method with {best['nfe']} evaluations, {rival['method']}: {quality(rival)}.")
+    if rivals:
+        more.append(_as_close(best, rivals))
     if "fid" in best and comparison.exact:
         exact = comparison.exact["fid"]
         more.append(f"Its FID is {best['fid']:.2f}; that of the exact samples is {exact:.2f}.")
@@ -94,6 +92,15 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
             more.append(f"{which} {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}.")
     loss = f"RMSE {report.significant(best['rmse'])}"
     return Headline("In short", f"{_fewer(cost, best)} evaluations at {loss}", sentence, more)
+
+
+def _as_close(best: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> str:
+    """What the other methods pay for an RMSE that is as low."""
+    close = [row for row in rivals if row["rmse"] <= best["rmse"]]
+    if not close:
+        return f"With up to {max(row['nfe'] for row in rivals)} evaluations, no other method comes as close."
+    cheapest = min(close, key=lambda row: (row["nfe"], row["rmse"]))
+    return f"The cheapest other method that is as close is {cheapest['method']} with {cheapest['nfe']} evaluations."
 
 
 def _error(row: Mapping[str, Any]) -> float:

@@ -88,7 +88,7 @@ def too_rough(own_error: float, error: float) -> str | None:
         return None
     return (
         f"the reference's own RMSE, {own_error:.1e}, is over a third of the solver's, {error:.1e}, and limits "
-        "fits and figures; run the network in full float32 or give the bank a smaller tolerance"
+        "fits and figures; run the network in full float32 or with a smaller tolerance (--tolerance)"
     )
 
 

@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,16 +39,16 @@ def most(model: Model) -> int:
     return POINTS if model.shape == (2,) else COUNTS[0]
 
 
-def layout(model: Model, noise: HeldOut, several: int, pixels: int = PIXELS) -> Layout:
-    """What `several` sprites together leave room for: 16 pictures, or 9 or 4 where they are large, if need be smaller.
+def layout(model: Model, noise: HeldOut, several: int, counts: Sequence[int] = COUNTS) -> Layout:
+    """What `several` sprites together leave room for: the first of `counts` that fits, or the last, if need be smaller.
 
     Points of the plane are numbers, and take less.
     """
     if model.decode is None and model.shape == (2,):
         return Layout(min(POINTS, len(noise.x1)), 1, None)
     _, _, height, width = model.pictures(noise.first(1).x1).shape
-    share = pixels // several
-    count = next((count for count in COUNTS if count * height * width <= share), COUNTS[-1])
+    share = PIXELS // several
+    count = next((count for count in counts if count * height * width <= share), counts[-1])
     smaller = min(1.0, math.sqrt(share / (count * height * width)))
     count = min(count, len(noise.x1))
     size = max(1, int(height * smaller)), max(1, int(width * smaller))
@@ -96,7 +96,7 @@ def viewer(
         return Note(
             TITLE, f"Samples of the shape {shape} are neither pictures nor points of the plane: none are shown."
         )
-    found = layout(model, noise, len(samples) + 1, PIXELS)
+    found = layout(model, noise, len(samples) + 1)
     few = noise.first(found.shown)
     cells = [
         Cell(name, nfe, drawn(model, x[: found.shown], found), caption(name, nfe)) for (name, nfe), x in samples.items()

@@ -8,7 +8,7 @@ import typer
 
 from bespoke_solvers import comparison, dedicated, eval_report, portfolio
 from bespoke_solvers.bank import GIB, Bank
-from bespoke_solvers.cells import Store
+from bespoke_solvers.cells import Store, name_only
 from bespoke_solvers.cli.common import (
     SOLVER,
     DryRun,
@@ -23,7 +23,6 @@ from bespoke_solvers.cli.common import (
     Quiet,
     Size,
     check_folder,
-    command_line,
     evaluations,
     judge,
     of_pipelines,
@@ -118,8 +117,9 @@ def eval(
         choose = held_out(kept, "choose", seed, samples, progress=not quiet)
         methods, grids = comparison.methods(found, names, costs, resolved, choose)
     result = comparison.compare(kept, methods, seed, samples, progress=not quiet, judge=by, grids=grids)
-    written = [*comparison.write(result, kept, found, methods, out, command_line.get()), out / "report.html"]
-    eval_report.write(out / "report.html", result, kept, found, model, command_line.get())
+    typed = without_folders()  # a report is sent to others
+    written = [*comparison.write(result, kept, found, methods, out, typed), out / "report.html"]
+    eval_report.write(out / "report.html", result, kept, found, name_only(model), typed)
     typer.echo(comparison.as_text(result))
     for name in names:
         if left_out := {*costs} - {table.nfe for table in methods.get(name, [])}:

@@ -28,7 +28,7 @@ from bespoke_solvers.velocity import Model
 EXACT = "exact"
 SHOWN_AT = (8, 10, 20)  # the NFE of the paper's figures of samples
 SPRITES = len(SHOWN_AT) * len(plan.SAMPLES.methods) + 1  # of a model, the exact samples among them
-PIXELS = SPRITES * 4 * 32 * 32  # of them together, four pictures of CIFAR10 each: about 130 kB as WebP in base64
+PICTURES = 4  # in each: of CIFAR10 about 130 kB for all of them, as WebP in base64
 PATHS_SHOWN = 3
 FAILURES = (ValueError, OSError, RuntimeError)  # after which a run goes on with its other cells
 
@@ -223,7 +223,7 @@ class Lab:
             return
 
         def compute(method: str, nfe: int) -> Record:
-            layout = gallery.layout(self.model, self.report, SPRITES, PIXELS)
+            layout = gallery.layout(self.model, self.report, SPRITES, [PICTURES])
             few = self.report.first(layout.shown)
             x = few.x1 if method == EXACT else few.sample(self.table(method, nfe), self.model)
             height = None if layout.size is None else self.model.pictures(x[:1]).shape[-2]

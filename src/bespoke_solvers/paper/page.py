@@ -58,22 +58,38 @@ def sections(results: Results, found: Sequence[Relation], command: str) -> list[
         plan.THETA: theta,
         **{each: partial(curves, experiment=each) for each in TEXTS},
     }
-    left_out = []
+    left_out, lacking = list[str](), list[str]()
     for experiment in results.experiments:
         if experiment is plan.TABLES:
             drawn += printed_tables(results)
         elif can_be_drawn(results, experiment) and (section := makers[experiment](results)) is not None:
             drawn.append(section)
             if without := results.without(experiment):
-                left_out.append(f"{experiment.name} of {', '.join(map(results.title, without))}.")
+                lacking.append(f"{experiment.name}: {', '.join(map(results.title, without))}.")
         else:
             left_out.append(f"{experiment.name}: {'; '.join(results.missing(experiment)) or 'what it draws'}.")
     if (table := comparison(results)) is not None:
         drawn.append(table)
-    if left_out:
-        text = "These are not drawn; after an experiment, what it needs and what was not measured. "
-        drawn.append(Note("Not measured", text + " ".join(left_out)))
+    told = {
+        "Experiments that are not drawn, with what they lack.": left_out,
+        "Models of which an experiment has nothing.": lacking,
+        "Models of which all experiments lack something.": gaps(results),
+    }
+    if text := " ".join(f"{what} {' '.join(each)}" for what, each in told.items() if each):
+        drawn.append(Note("Not measured", text))
     return [*drawn, provenance(results, command)]
+
+
+def gaps(results: Results) -> list[str]:
+    """Of each model the NFE at which RK2-Bespoke was not measured, and whether its FID was not, where others' was."""
+    judged = {model: any("fid" in cell for cell in results.cells(model)) for model in results.models}
+    found = []
+    for model in results.models:
+        absent = [str(nfe) for nfe in results.counts.nfe if results.value(model, RK2_BESPOKE, nfe) is None]
+        lacks = [f"{' and '.join(absent)} NFE"] if absent else []
+        lacks += ["FID"] if any(judged.values()) and not judged[model] else []
+        found += [f"{results.title(model)}: {', '.join(lacks)}."] if lacks else []
+    return found
 
 
 def can_be_drawn(results: Results, experiment: Experiment) -> bool:

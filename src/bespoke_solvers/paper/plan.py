@@ -31,6 +31,7 @@ FITS = {
     SCALE: Fit("rk2", "scale"),
     NS: Fit("ns"),
 }
+BY_ADAM = [name for name, fit in FITS.items() if fit.family in BASES]
 OWN = (RK2_BESPOKE, NS)  # what stands out in the figures
 EDM_NFE = 35  # at which EDM reaches the FID that the paper compares with
 
@@ -165,7 +166,7 @@ def budget(method: str, counts: Counts) -> str:
     if method not in FITS:
         return ""
     spent = f"{counts.paths} paths, {counts.batch_size} at a time, {counts.choose} to choose by"
-    if FITS[method].family in BASES:
+    if method in BY_ADAM:
         spent += f", {counts.iterations} iterations at {counts.learning_rate:g}"
     return spent
 

@@ -1,9 +1,10 @@
 """Expected against got, in words: the head of the report, and what came of each of the paper's statements."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from bespoke_solvers.evaluation import too_rough
 from bespoke_solvers.paper import plan
@@ -12,45 +13,60 @@ from bespoke_solvers.paper.relations import OURS, RATIO, Relation
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import Headline, Section, significant
 
+NOISY = "\u2248"  # almost equal
+
+
+class Figure(NamedTuple):
+    """A figure of a case in words, and whether the statement held there."""
+
+    text: str
+    held: bool
+
 
 @dataclass(frozen=True)
 class Check:
-    """A statement, where it was made, what came of it in words, and the cases in which it was checked.
+    """A statement, where it was made, what came of it in words, and its cases.
 
-    held: for each row whether it held there; those where it did not stand out.
+    figures: by where the case is, the name of the figure and the evaluations.
     """
 
     claim: str
     source: str
     verdict: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    held: Sequence[bool]
+    figures: Mapping[str, Mapping[str, Mapping[int, Figure]]]
 
     def html(self) -> str:
-        """The statement with its verdict, the cases in which it did not hold, and all of them to unfold."""
-        state = "unknown" if not self.held else "held" if all(self.held) else "failed"
+        """The statement with its verdict, and all cases to unfold, open where it did not hold in some."""
+        shown = [figure for rows in self.figures.values() for row in rows.values() for figure in row.values()]
+        failed = not all(figure.held for figure in shown)
+        state = "failed" if failed else "held" if shown else "unknown"
         verdict = (
             f'<h3>{escape(self.claim)}</h3><p><b class="verdict {state}">{escape(self.verdict)}</b> '
             f"<code>{escape(self.source)}</code></p>"
         )
-        failed = [i for i, held in enumerate(self.held) if not held]
-        title = f"All {len(self.rows)} cases" if len(self.rows) > 1 else "The case"
-        every = f"<details><summary>{title}</summary>{self._table(range(len(self.rows)))}</details>"
-        return f'<div class="check">{verdict}{self._table(failed) if failed else ""}{every if self.rows else ""}</div>'
+        cases = f"<details{' open' * failed}><summary>The figures</summary>{self._table()}</details>" if shown else ""
+        return f'<div class="check">{verdict}{cases}</div>'
 
-    def _table(self, which: Sequence[int]) -> str:
-        heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
-        rows = "".join(
-            f"<tr{'' if self.held[i] else ' class=own'}><th scope=row>{escape(self.rows[i][0])}</th>"
-            + "".join(f"<td>{escape(value)}</td>" for value in self.rows[i][1:])
-            + "</tr>"
-            for i in which
+    def _table(self) -> str:
+        columns = sorted({nfe for rows in self.figures.values() for row in rows.values() for nfe in row})
+        heads = "".join(f'<th scope="col">{nfe}</th>' for nfe in columns)
+        body = "".join(
+            f'<tbody><tr><th scope="rowgroup" colspan="{1 + len(columns)}">{escape(where)}</th></tr>'
+            + "".join(
+                f'<tr><th scope="row">{escape(name)}</th>{"".join(_cell(row.get(nfe)) for nfe in columns)}</tr>'
+                for name, row in rows.items()
+            )
+            + "</tbody>"
+            for where, rows in self.figures.items()
         )
-        return (
-            f'<table><caption class="unseen">{escape(self.claim)}</caption><thead><tr>{heads}</tr></thead>'
-            f"<tbody>{rows}</tbody></table>"
-        )
+        caption = f'<caption class="unseen">{escape(self.claim)}</caption>'
+        return f'<table>{caption}<thead><tr><th scope="col">NFE</th>{heads}</tr></thead>{body}</table>'
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return "<td></td>"
+    return f"<td{'' if figure.held else ' class=failed'}>{escape(figure.text)}</td>"
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,8 @@ def headline(results: Results, found: Sequence[Relation]) -> Headline:
     if shown is None:
         return Headline("In short", "No Bespoke solver was measured", sentence)
     more = [*_in_words(results, *shown), *_doubts(results)]
-    return Headline("In short", _saved(results, *shown), sentence, more)
+    figure, beside = _saved(results, *shown)
+    return Headline("In short", figure, f"{beside} {sentence}".strip(), more)
 
 
 def _shown(results: Results) -> tuple[int, list[str]] | None:
@@ -103,17 +120,26 @@ def _shown(results: Results) -> tuple[int, list[str]] | None:
     return None
 
 
-def _saved(results: Results, nfe: int, models: Sequence[str]) -> str:
-    """`31 to 48 times fewer evaluations at RMSE 0.0249 to 0.0371 (RK2-Bespoke)`; NS where that is all there is."""
+def _saved(results: Results, nfe: int, models: Sequence[str]) -> tuple[str, str]:
+    """`31 to 48 times fewer evaluations at RMSE 0.0249 to 0.0371 (RK2-Bespoke)`; NS where that is all there is. And a
+    sentence: what RK2 has there. Nothing is saved where RK2 is as close."""
     for method in OWN:
-        values = {model: results.value(model, method, nfe) for model in models}
-        errors = {model: error for model, error in values.items() if error is not None and math.isfinite(error)}
-        if errors:
-            times = _from_to([f"{results.about(m)['reference_evaluations'] / nfe:.0f}" for m in errors])
-            return (
-                f"{times} times fewer evaluations at RMSE {_from_to([*map(significant, errors.values())])} ({method})"
-            )
-    return "The samples of all Bespoke solvers went astray"
+        errors, base = (_finite(results, name, nfe, models) for name in (method, RK2))
+        if not errors:
+            continue
+        if worse := [model for model in errors if errors[model] >= base.get(model, math.inf)]:
+            return f"{method} with {nfe} evaluations is no closer than RK2", f"That is on {', '.join(worse)}."
+        times = _from_to([f"{results.about(m)['reference_evaluations'] / nfe:.0f}" for m in errors])
+        loss = _from_to([*map(significant, errors.values())])
+        beside = f"RK2 with as many evaluations has {_from_to([*map(significant, base.values())])}." if base else ""
+        return f"{times} times fewer evaluations at RMSE {loss} ({method})", beside
+    return "The samples of all Bespoke solvers went astray", ""
+
+
+def _finite(results: Results, method: str, nfe: int, models: Sequence[str]) -> dict[str, float]:
+    """The RMSE of a method on the models on which it has one."""
+    values = {model: results.value(model, method, nfe) for model in models}
+    return {model: error for model, error in values.items() if error is not None and math.isfinite(error)}
 
 
 def _from_to(figures: Sequence[str]) -> str:
@@ -133,13 +159,19 @@ def _in_words(results: Results, nfe: int, models: Sequence[str]) -> list[str]:
 
 
 def _doubts(results: Results) -> list[str]:
-    """Of which models the exact samples are too rough for the errors that were measured."""
+    """What speaks against the figures: exact samples too rough for the errors measured, fits that were cut short."""
     found = []
     for model in results.models:
         series = results.series(model, [method for each in plan.EXPERIMENTS for method in each.methods], "rmse")
         least = min((error for points in series.values() for _, error in points), default=math.inf)
         if doubt := too_rough(results.about(model)["reference_error"], least):
             found.append(f"Careful, {model}: {doubt}.")
+    fits = [fit for model in results.models for name in plan.BY_ADAM for _, fit in results.fits(model, name)]
+    if cut := sum(fit["best_iteration"] == fit["iterations"] for fit in fits):
+        found.append(
+            f"Of {len(fits)} fits with {results.counts.iterations:,} iterations {cut} were best at the last one: with "
+            "more (--iterations) they would come closer."
+        )
     return found
 
 
@@ -147,13 +179,14 @@ def checks(found: Sequence[Relation]) -> Checks:
     """Expected against got, with the figures of every case."""
     text = (
         "What the paper says of its solvers, and whether it held here. A statement holds if it holds in every case: "
-        "each model, each number of evaluations."
+        "each model, each number of evaluations. Where it did not, the figures are bold on red."
     )
     more = [
         "What is marked as ours the paper does not say. The figures are RMSE, or FID where the statement says so. A "
-        "case is within the noise if its two RMSE differ by less than twice the standard error of their difference, or "
-        "by less than the exact samples' own error. The former takes their errors as independent; they are of the same "
-        "noise, which as a rule makes a difference surer than that. Of FID, and of ratios, no such error is known. "
+        f"case is within the noise ({NOISY}) if its two RMSE differ by less than twice the standard error of their "
+        "difference, or by less than the exact samples' own error. The former takes their errors as independent; they "
+        "are of the same noise, which as a rule makes a difference surer than that. Of FID, and of ratios, no such "
+        "error is known. "
         "Models of one shape and guidance that differ in path or prediction are taken to be of the same data; how far "
         "they are apart with RK2, which is not fitted to them, is given for comparison. The time "
         "of a fit is by the clock, whatever else the processor did."
@@ -164,17 +197,15 @@ def checks(found: Sequence[Relation]) -> Checks:
 
 
 def _check(relation: Relation) -> Check:
-    names = list(dict.fromkeys(name for case in relation.cases for name in case.figures))
-    rows = [
-        [
-            case.where + (" (within the noise)" if case.clear is False else ""),
-            str(case.nfe),
-            *(_figure(name, case.figures.get(name)) for name in names),
-        ]
-        for case in relation.cases
-    ]
-    held = [case.held for case in relation.cases]
-    return Check(relation.claim, relation.label, in_short(relation), ["model", "NFE", *names], rows, held)
+    figures: dict[str, dict[str, dict[int, Figure]]] = {}
+    for case in relation.cases:
+        rows = figures.setdefault(case.where, {})
+        for i, (name, value) in enumerate(case.figures.items()):
+            row = rows.setdefault(name, {})
+            held = case.held and (case.nfe not in row or row[case.nfe].held)  # several cases may share a figure
+            noisy = f"{NOISY} " * (i > 0 and case.clear is False)  # beside what it is compared with
+            row[case.nfe] = Figure(noisy + _figure(name, value), held)
+    return Check(relation.claim, relation.label, in_short(relation), figures)
 
 
 def in_short(relation: Relation) -> str:

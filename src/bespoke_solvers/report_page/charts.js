@@ -224,7 +224,7 @@ function curves(section, data) {
     head.textContent = `Method, at ${cursor}`;
     names.forEach((name, i) => data.charts.forEach((chart, j) => {
       const found = (chart.series[name] ?? []).findLast((point) => point[0] <= cursor);  // a method may have only fewer
-      const less = found && found[0] < cursor ? ` (${found[0]})` : "";
+      const less = found && found[0] < cursor ? ` (at ${found[0]})` : "";
       values[i][j].textContent = found ? written(found[1], chart.decimals) + less : "-";
     }));
   }

@@ -16,7 +16,7 @@ function viewer(section, data) {
   const method = options(html("select", { onchange: show }), methods.map((name) => [name, name]));
   method.value = data.start;
   const nfeOf = (name) => data.cells.filter((cell) => cell.method === name).map((cell) => cell.nfe).sort((a, b) => a - b);
-  let wanted = nfeOf(data.start).at(-1);
+  let wanted = 10;  // few enough for a difference to be seen
   const slider = html("input", { type: "range", min: 0, oninput: () => { wanted = nfeOf(method.value)[slider.value]; show(); } });
   const count = html("b"), said = html("p", { class: "readout", "aria-live": "polite" });
   const controls = html("div", { class: "controls" }, labelled("Solver", method), labelled(html("span", {}, "Evaluations (NFE) ", count), slider, "wide"));
@@ -43,7 +43,7 @@ function viewer(section, data) {
 function sprites(panels, controls, data, show) {
   const gain = options(html("select", { onchange: show }), [1, 4, 16, 64].map((factor) => [factor, `× ${factor}`]));
   const which = options(html("select", { onchange: show }), [["all", `all ${data.count}`], ...Array.from({ length: data.count }, (_, i) => [i, `only ${i + 1}`])]);
-  gain.value = 4;
+  gain.value = 16;
   controls.append(labelled("Samples", which), labelled("Difference, magnified", gain));
   const canvases = Array.from({ length: 3 }, () => html("canvas", { role: "img", onclick: zoom }));
   const captions = canvases.map(() => html("figcaption"));
