@@ -71,7 +71,7 @@ def test_eval_compares_on_the_same_noise(solver, here, capsys):
     for name in ("errors", "samples", "paths", "theta", "fit"):
         assert min(size(f"results/{name}.png")) > 100, name
     page = Path("results/report.html").read_text()
-    assert f"<pre>bespoke eval toy:checkerboard --solver {solver} --baselines euler,midpoint,rk4 --nfe 4,6,8" in page
+    assert f"<pre>bespoke eval toy:checkerboard --solver {solver.name} --baselines euler,midpoint,rk4" in page
     assert f"RMSE {significant(rows['ns-bespoke', 4]['rmse'])}" in page
 
 

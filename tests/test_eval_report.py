@@ -100,7 +100,7 @@ def test_the_headline_says_how_many_times_fewer_at_which_loss():
     assert "RMSE 0.00303, PSNR 50.0 dB" in text
     assert "The best other method with 10 evaluations, unipc: RMSE 0.0401" in text
     assert "The cheapest other method that is as close is unipc with 20 evaluations." in text
-    alone = eval_report.headline(replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
+    alone = eval_report.headline(dataclasses.replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
     assert "With up to 10 evaluations, no other method comes as close." in alone
     assert "Its FID is 3.10; that of the exact samples is 3.00." in text
     assert "With 5 evaluations, 25.4 times fewer: RMSE 0.0123" in text

@@ -146,7 +146,7 @@ def test_the_curves_answer_to_pointer_and_key(opened, digits):
     page.press("ArrowRight")
     page.until(f"{read} === '6'")
     fewer = [f"{rows[4]['rmse']:.3g}", f"{rows[4]['psnr']:.1f}", f"{rows[4]['fid']:.2f}"]
-    assert page.js(values) == [f"{figure} (4)" for figure in fewer], "it has none with 6"
+    assert page.js(values) == [f"{figure} (at 4)" for figure in fewer], "it has none with 6"
     assert page.js("document.querySelector('.legend th').textContent") == "Method, at 6", "paper has no slider"
     curves = "document.querySelectorAll('.curves .charts .curve').length"
     assert page.js(curves) == 9
