@@ -1,6 +1,7 @@
 """Models in diffusers' folders, against diffusers itself."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -146,6 +147,9 @@ def test_a_pipeline_with_more_in_it_is_refused(tmp_path):
 def test_guidance_is_for_folders():
     with pytest.raises(ValueError, match="guidance 2 is for models in diffusers' folders; toy:digits"):
         resolve("toy:digits", guidance=2.0)
+    for scale in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"guidance {scale} is no scale; expected a finite number"):
+            resolve("zoo:cifar10-fm-ot", guidance=scale)
 
 
 @pytest.mark.filterwarnings("ignore:the reference's own RMSE")

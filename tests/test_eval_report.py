@@ -102,6 +102,10 @@ def test_the_headline_says_how_many_times_fewer_at_which_loss():
     assert "The cheapest other method that is as close is unipc with 20 evaluations." in text
     alone = eval_report.headline(dataclasses.replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
     assert "With up to 10 evaluations, no other method comes as close." in alone
+    few = eval_report.headline(dataclasses.replace(found, samples=15), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
+    assert "one of so few samples can decide which solver is closer; take 16 or more" in few
+    assert "unipc" not in few
+    assert "one of so few" not in text
     assert "Its FID is 3.10; that of the exact samples is 3.00." in text
     assert "With 5 evaluations, 25.4 times fewer: RMSE 0.0123" in text
     assert "rk2-bespoke with 10 evaluations, 12.7 times fewer: RMSE 0.0213" in text

@@ -6,7 +6,7 @@ import pytest
 
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import DPM2, EDM, NS, RK1, RK1_BESPOKE, RK2, RK2_BESPOKE, RK4, SCALE, TIME
-from bespoke_solvers.paper.relations import relations
+from bespoke_solvers.paper.relations import NATIVE, relations
 from bespoke_solvers.paper.verdicts import checks, headline
 from measured import COUNTS, GUIDED, OT, OTHER_OT, VP, given
 
@@ -84,19 +84,20 @@ def test_a_difference_within_the_noise_is_told(tmp_path, words, where, spread, c
 
 
 @pytest.mark.parametrize(
-    ("changed", "spread", "held", "clear"),
+    ("changed", "spread", "held", "clear", "close"),
     [
-        ({}, 0.06, True, True),
-        ({}, 0.08, True, False),
-        ({plan.transferred(OT): 0.2, RK2: 0.05}, 0.03, False, True),
-        ({plan.transferred(OT): 0.2, RK2: 0.05}, 0.06, False, False),
+        ({}, 0.06, True, True, ()),
+        ({}, 0.08, True, False, (RK2,)),
+        ({plan.transferred(OT): 0.2, RK2: 0.05}, 0.03, False, True, ()),
+        ({plan.transferred(OT): 0.2, RK2: 0.05}, 0.06, False, False, (NATIVE, RK2)),
+        ({plan.transferred(OT): 0.2}, 0.06, False, False, (NATIVE,)),
     ],
 )
-def test_between_two_both_bounds_are_to_be_clear_and_beyond_one(tmp_path, changed, spread, held, clear):
+def test_between_two_both_bounds_are_to_be_clear_and_beyond_one(tmp_path, changed, spread, held, clear, close):
     """0.5625 is 0.3125 and 0.1875 from its bounds, 0.2 is 0.05 and 0.15 beyond both; the noise is 2 sqrt(2) spread."""
     results = given(tmp_path, (OT, VP), {(VP, method, 8): rmse for method, rmse in changed.items()}, spread)
     (case,) = (c for c in relation_of(results, "across paths").cases if (c.where, c.nfe) == (f"{OT} to {VP}", 8))
-    assert (case.held, case.clear) == (held, clear)
+    assert (case.held, case.clear, case.close) == (held, clear, close)
 
 
 def test_of_an_error_that_is_not_known_nothing_is_said(tmp_path):
@@ -122,7 +123,7 @@ def test_wins_within_the_noise_are_told_too(tmp_path):
     assert first.verdict == "held in all 2 cases, 1 within the noise"
     assert {name: [row[nfe].text for nfe in (8, 20)] for name, row in first.figures[OT].items()} == {
         RK2_BESPOKE: ["0.250", "0.100"],
-        RK2: ["0.750", "\u2248 0.300"],
+        RK2: ["0.750", "\u2248\u00a00.300"],
     }
     assert "as independent" in checks(relations(results)).more[0]
 

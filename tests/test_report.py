@@ -258,6 +258,21 @@ def test_paper_shows_every_solver_unfolded(opened, digits):
     page.until(f"{seen}.join() === '0,1,0'")
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+def test_letters_on_paper_have_their_size(opened, digits, width):
+    """Whatever the window, also in charts that were not to be seen there; and heads of tables are repeated."""
+    page = opened(digits[0], width=width)
+    sizes = (
+        "[...document.querySelectorAll('.chart > svg[role]:not(.weights)')]"
+        ".map(each => each.getBoundingClientRect().width / each.viewBox.baseVal.width)"
+    )
+    found = page.printed(sizes)
+    assert len(found) == page.js("document.querySelectorAll('.curves .chart, .learned .chart:has(.curve)').length") > 5
+    assert all(0.8 < size < 1.25 for size in found), found
+    assert page.printed("getComputedStyle(document.querySelector('thead button')).display") == "contents"
+    page.until("document.body.className === ''")
+
+
 def test_paper_leaves_out_what_is_long(opened, tmp_path):
     """The numbers of many solvers, and many commands, but for those that a reader has unfolded."""
     plots = {"charts": [Chart("t", "r", {"t": [[0, 0.0], [1, 1.0]]})], "numbers": "0 1"}
@@ -269,8 +284,10 @@ def test_paper_leaves_out_what_is_long(opened, tmp_path):
     page = opened(tmp_path / "report.html")
     seen = "[...document.querySelectorAll('summary')].filter(each => each.checkVisibility()).map(e => e.textContent)"
     assert page.js(seen) == ["All numbers of this solver", "The 4 commands"]
-    assert page.printed(seen) == []
+    assert page.printed(seen) == ["The 4 commands"], "which are said to be in the page"
+    assert not page.printed("document.querySelector('pre').checkVisibility()")
     page.pointer(".provenance summary", click=True)
+    assert page.printed("document.querySelector('.provenance pre').checkVisibility()")
     assert page.printed(seen) == ["The 4 commands"]
 
 

@@ -11,7 +11,7 @@ import torch
 from bespoke_solvers import __version__, gallery, pictures, report
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.comparison import Comparison, name_of
-from bespoke_solvers.evaluation import held_out
+from bespoke_solvers.evaluation import ENOUGH, held_out
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.judge import in_words
 from bespoke_solvers.pictures import NFE
@@ -72,11 +72,14 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
     cost = comparison.reference_evaluations
     sentence = (
         f"{best['method']} takes {best['nfe']} evaluations of the model a sample, the exact ones, to a tolerance of "
-        f"{tolerance:g}, took {cost:.0f}. From the same noise, its samples compare with the exact ones as follows: "
-        f"{quality(best)}."
+        f"{tolerance:g}, took {cost:.0f}. From the same noise, its samples ({comparison.samples:,}) compare with the "
+        f"exact ones as follows: {quality(best)}."
     )
     more = [f"Careful: {comparison.doubt}."] if comparison.doubt else []
     rivals = [row for row in comparison.rows if row["method"] not in own and row["rmse"] is not None]
+    if comparison.samples < ENOUGH:
+        rivals = []
+        more.append(f"Careful: one of so few samples can decide which solver is closer; take {ENOUGH} or more.")
     if alike := [row for row in rivals if row["nfe"] == best["nfe"]]:
         rival = min(alike, key=lambda row: row["rmse"])
         more.append(f"The best other method with {best['nfe']} evaluations, {rival['method']}: {quality(rival)}.")

@@ -13,6 +13,7 @@ from bespoke_solvers.metrics import mse, psnr, rmse
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Noise, NoiseSet
 
+ENOUGH = 16  # samples: of fewer, one can decide which of two solvers is closer
 HARMLESS = 1e-4  # an error of the reference that no one sees
 ROUGH = 1 / 3  # of a solver's error, from which on that of the reference makes it seem over 5 % larger
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ def resolve(
 
     prompts, size, dtype and offload are those of `pipelines.load`.
     """
+    if guidance is not None and not math.isfinite(guidance):
+        raise ValueError(f"guidance {guidance} is no scale; expected a finite number, 1 for none")
     folder, device = folder_of(name), device or default_device()
     if folder.is_dir() and pipelines.is_pipeline(folder):
         precision = dtype or torch.float32

@@ -125,7 +125,7 @@ def paper(
             raise typer.Exit(130) from None
         names = {label: names[label] for label in labs}
     if names:
-        results = Results(store, list(names), experiments, counts, seed, training=trained)
+        results = Results(store, list(names), experiments, counts, seed, training=trained, failed=failed)
         for file in figures.write(results, out, command):
             typer.echo(file)
     for line in failed:

@@ -76,6 +76,7 @@ def contents(results: Results, found: Sequence[Relation], command: str) -> dict[
         "counts": results.counts._asdict(),
         "seed": results.seed,
         "models": {model: results.parameterisation(model) for model in results.models},
+        "failed": list(results.failed),
         "statements": statements,
         "tables": [
             {"title": each.title, "columns": [(c.name, c.format, c.missing) for c in each.columns], "rows": each.rows}

@@ -71,6 +71,7 @@ def sections(results: Results, found: Sequence[Relation], command: str) -> list[
     if (table := comparison(results)) is not None:
         drawn.append(table)
     told = {
+        "What failed in this run.": [f"{each}." for each in results.failed],
         "Experiments that are not drawn, with what they lack.": left_out,
         "Models of which an experiment has nothing.": lacking,
         "Models of which all experiments lack something.": gaps(results),

@@ -25,7 +25,8 @@ class Case:
     """One comparison: where, at how many evaluations, the figures by their names, and whether the relation held.
 
     clear: whether what decides it differs by more than twice its standard error, the errors of the two figures taken as
-    independent; None where that is not known.
+    independent; None where that is not known. close: the figures that are not told apart from what they are compared
+    with, though the case is decided by that.
     """
 
     where: str
@@ -33,6 +34,7 @@ class Case:
     figures: Mapping[str, float]
     held: bool
     clear: bool | None = None
+    close: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,21 +204,24 @@ def _transfers(results: Results, same_path: bool) -> Iterator[Case | None]:
             names = {NATIVE: RK2_BESPOKE, "transferred": method, RK2: RK2}
             values = {name: results.value(model, own, nfe) for name, own in names.items()}
             case = _case(f"{source} to {model}", nfe, values, lambda native, moved, base: native <= moved < base)
-            yield case and replace(case, clear=_clear_between(results, model, method, case))
+            yield case and _between(results, model, method, case)
 
 
-def _clear_between(results: Results, model: str, method: str, case: Case) -> bool | None:
-    """Whether both bounds of a transferred solver are clear; where it did not hold, whether one is clearly passed."""
+def _between(results: Results, model: str, method: str, case: Case) -> Case:
+    """The case of a transferred solver, clear if both of its bounds are; where it did not hold, if one is clearly
+    passed."""
     native, moved, base = case.figures.values()
-    kept = {RK2_BESPOKE: native <= moved, RK2: moved < base}
-    found = [
-        _clear(results, model, "rmse", (method, case.nfe), (bound, case.nfe))
-        for bound in kept
-        if kept[bound] is case.held
-    ]
-    if None in found:
-        return None
-    return all(found) if case.held else any(found)
+    kept = {NATIVE: (RK2_BESPOKE, native <= moved), RK2: (RK2, moved < base)}
+    found = {
+        name: _clear(results, model, "rmse", (method, case.nfe), (bound, case.nfe))
+        for name, (bound, holds) in kept.items()
+        if holds is case.held
+    }
+    if None in found.values():
+        return case
+    clear = all(found.values()) if case.held else any(found.values())
+    close = () if clear else tuple(name for name in found if not found[name])
+    return replace(case, clear=clear, close=close)
 
 
 def _similar(results: Results) -> Iterator[Case | None]:
@@ -289,9 +294,11 @@ def _on_vp(results: Results, figure: str) -> list[str]:
 def _case(
     where: str, nfe: int, values: Mapping[str, float | None], holds: Callable[..., bool], clear: bool | None = None
 ) -> Case | None:
-    """The case, if all its figures were measured."""
+    """The case, if all its figures were measured; it is the last one that may be close."""
     known = {name: value for name, value in values.items() if value is not None}
-    return Case(where, nfe, known, holds(*known.values()), clear) if len(known) == len(values) else None
+    if len(known) < len(values):
+        return None
+    return Case(where, nfe, known, holds(*known.values()), clear, (*known,)[-1:] if clear is False else ())
 
 
 def _clear(results: Results, model: str, figure: str, one: tuple[str, int], other: tuple[str, int]) -> bool | None:

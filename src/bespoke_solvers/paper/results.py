@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bespoke_solvers.cells import Record, Store, table_of
+from bespoke_solvers.evaluation import ENOUGH
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2, RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.solver import Solver
 
 FID_ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
-RMSE_ENOUGH = 16  # of fewer, one sample can decide which of two solvers is better
 PARAMETERISATIONS = {  # the paper's names, by path and prediction
     ("CondOT", "flow"): "FM-OT",
     ("Cosine", "flow"): "FM/v-CS",
@@ -24,7 +24,7 @@ PARAMETERISATIONS = {  # the paper's names, by path and prediction
 class Results:
     """The cells of some models at given counts; what was not measured is not there.
 
-    training: the seconds that the training of models took, where that is known.
+    training: the seconds that the training of models took, where that is known. failed: in this run, in words.
     """
 
     store: Store
@@ -33,6 +33,7 @@ class Results:
     counts: Counts
     seed: int
     training: Mapping[str, float] = field(default_factory=dict)
+    failed: Sequence[str] = ()
 
     def record(self, model: str, measured: str, method: str, nfe: int) -> Record | None:
         """A cell, if it was measured."""
@@ -71,7 +72,7 @@ class Results:
     def comparable(self, figure: str) -> Sequence[str]:
         """The models of which a figure can be compared: none where it is of too few samples."""
         counts = self.counts
-        enough = counts.fid_samples >= FID_ENOUGH if figure == "fid" else counts.samples >= RMSE_ENOUGH
+        enough = counts.fid_samples >= FID_ENOUGH if figure == "fid" else counts.samples >= ENOUGH
         return self.models if enough else []
 
     def series(self, model: str, methods: Sequence[str], figure: str) -> dict[str, list[list[float | int]]]:

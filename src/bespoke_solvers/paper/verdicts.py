@@ -183,13 +183,12 @@ def checks(found: Sequence[Relation]) -> Checks:
     )
     more = [
         "What is marked as ours the paper does not say. The figures are RMSE, or FID where the statement says so. A "
-        f"case is within the noise ({NOISY}) if its two RMSE differ by less than twice the standard error of their "
-        "difference, or by less than the exact samples' own error. The former takes their errors as independent; they "
-        "are of the same noise, which as a rule makes a difference surer than that. Of FID, and of ratios, no such "
-        "error is known. "
-        "Models of one shape and guidance that differ in path or prediction are taken to be of the same data; how far "
-        "they are apart with RK2, which is not fitted to them, is given for comparison. The time "
-        "of a fit is by the clock, whatever else the processor did."
+        f"case is within the noise ({NOISY} beside what it is close to) if its two RMSE differ by less than twice the "
+        "standard error of their difference, or by less than the exact samples' own error. The former takes their "
+        "errors as independent; they are of the same noise, which as a rule makes a difference surer than that. Of "
+        "FID, and of ratios, no such error is known. Models of one shape and guidance that differ in path or "
+        "prediction are taken to be of the same data; how far they are apart with RK2, which is not fitted to them, "
+        "is given for comparison. The time of a fit is by the clock, whatever else the processor did."
     ]
     if absent := [relation.claim for relation in found if not relation.cases]:
         more.append(f"Not checked, for want of measurements or of samples: {'; '.join(absent)}.")
@@ -200,10 +199,10 @@ def _check(relation: Relation) -> Check:
     figures: dict[str, dict[str, dict[int, Figure]]] = {}
     for case in relation.cases:
         rows = figures.setdefault(case.where, {})
-        for i, (name, value) in enumerate(case.figures.items()):
+        for name, value in case.figures.items():
             row = rows.setdefault(name, {})
             held = case.held and (case.nfe not in row or row[case.nfe].held)  # several cases may share a figure
-            noisy = f"{NOISY} " * (i > 0 and case.clear is False)  # beside what it is compared with
+            noisy = f"{NOISY}\u00a0" * (name in case.close)  # not broken before the figure
             row[case.nfe] = Figure(noisy + _figure(name, value), held)
     return Check(relation.claim, relation.label, in_short(relation), figures)
 

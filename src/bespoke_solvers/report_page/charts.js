@@ -4,6 +4,7 @@ const HUES = 8;
 const FEW = 8;  // solvers whose numbers are printed, too
 const LETTER = 7;  // pixels of a label's letter, or nearly so
 const MARKS = ["M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "M-3-3h6v6h-6z", "M0-4.5L4.5 0L0 4.5L-4.5 0z", "M0-4L4 3H-4z"];
+const drawings = [];  // the functions that draw all charts anew
 const STAR = "M0-7L2-2.2L7-2.2L3 1L4.5 6L0 3L-4.5 6L-3 1L-7-2.2L-2-2.2z";
 
 /** An HTML element; text among its children is text, whatever it holds. */
@@ -34,7 +35,9 @@ function labelled(text, control, className = "") {
 }
 
 function written(value, decimals) {
-  return decimals === null ? String(value.toPrecision(3)) : value.toFixed(decimals);
+  if (decimals !== null) return value.toFixed(decimals);
+  const small = value !== 0 && Math.abs(value) < 1e-4;  // as Python writes it
+  return small ? value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2") : value.toPrecision(3);
 }
 
 function nearest(values, wanted) {
@@ -184,6 +187,7 @@ function canvasOf(charts, place, drawn) {
   place.replaceChildren(...charts.map((chart, i) => html("div", {}, html("h3", {}, chart.title), boxes[i])));
   const redraw = () => boxes.forEach((box, i) => box.replaceChildren(drawn(charts[i], Math.round(box.clientWidth) || 340, redraw)));
   new ResizeObserver(redraw).observe(place);
+  drawings.push(redraw);
   redraw();
   return redraw;
 }

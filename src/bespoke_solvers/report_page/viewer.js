@@ -124,14 +124,23 @@ function choice(section, data) {
   if (parts.length > 1) oneOf(parts, data.label, data.parts.map((part) => part.name));
 }
 
-/** Paper cannot be unfolded; what is long is left out there. */
+/** Paper cannot be unfolded, nor anything chosen there: it has all, but for what is long, drawn for its width. */
 function unfoldedOnPaper() {
-  let folded = [];
+  let folded = [], hidden = [];
   addEventListener("beforeprint", () => {
     folded = [...document.querySelectorAll("details:not([open], .long)")];
+    hidden = [...document.querySelectorAll(".part[hidden]")];
     folded.forEach((each) => { each.open = true; });
+    hidden.forEach((each) => { each.hidden = false; });
+    document.body.classList.add("paper");
+    drawings.forEach((draw) => draw());
   });
-  addEventListener("afterprint", () => folded.forEach((each) => { each.open = false; }));
+  addEventListener("afterprint", () => {
+    folded.forEach((each) => { each.open = false; });
+    hidden.forEach((each) => { each.hidden = true; });
+    document.body.classList.remove("paper");
+    drawings.forEach((draw) => draw());
+  });
 }
 
 const builders = { Curves: curves, Viewer: viewer, Learned: learned, Choice: choice };
