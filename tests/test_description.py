@@ -8,9 +8,17 @@ import time
 import pytest
 import torch
 
-from bespoke_solvers import Model, fit, precision, regression, schedules, toy
+from bespoke_solvers import Model, fit, load, precision, regression, schedules, toy
 from bespoke_solvers.bank import Bank
-from bespoke_solvers.description import alike, apart, describe, describe_schedule, differences, in_words
+from bespoke_solvers.description import (
+    alike,
+    apart,
+    describe,
+    describe_schedule,
+    differences,
+    in_words,
+    schedule_of,
+)
 from bespoke_solvers.scale_time import Transformed, identity
 
 PATHS = [schedules.CondOT(), schedules.VP(), schedules.Cosine(), schedules.EDM()]
@@ -50,6 +58,26 @@ def test_numbers_of_a_schedule_are_compared_to_rounding():
     given["alphas_cumprod"][-1] *= 1.01
     assert not alike(kept, given)
     assert not alike(kept, given | {"alphas_cumprod": given["alphas_cumprod"][:-1]})
+
+
+def test_a_path_of_ones_own_that_is_called_like_ours_is_another(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Cosine(schedules.Schedule):
+        offset: float = 0.008
+
+        def __call__(self, t):
+            return schedules.CondOT()(t)
+
+    own = describe_schedule(Cosine())
+    assert own["name"].endswith("Cosine")
+    assert own["name"] != "Cosine"
+    assert schedule_of(own) is None
+    model = toy.gaussian_mixture(torch.tensor([[-1.0], [1.0]]), 0.1, Cosine())
+    fit(model, nfe=2, effort="low", paths=32, validation_paths=16, progress=False).save(tmp_path / "s.json")
+    kept = load(tmp_path / "s.json")
+    kept.check(model)
+    with pytest.raises(ValueError, match="schedule"):
+        kept.check(toy.gaussian_mixture(torch.tensor([[-1.0], [1.0]]), 0.1, schedules.Cosine()))
 
 
 def test_a_schedule_made_of_another_is_described_by_names():

@@ -242,6 +242,26 @@ def test_differences_are_as_large_as_they_are_said_to_be(batches, difference):
     assert torch.equal(along_t[1], x)
 
 
+@pytest.mark.parametrize("end", [0.05, 0.6])
+def test_times_stay_inside_a_narrow_domain(end):
+    """Neither room before the time nor after it is as large as the difference."""
+    u, seen = mixture(CondOT()), []
+
+    def velocity(t, x):
+        seen.append(t.item())
+        return u(t, x)
+
+    model = Model(velocity=velocity, shape=(3,), schedule=CondOT(), dtype=F64, domain=(0.0, end))
+    batch = exactly(model, 4)
+    for first in (0.0, end / 2, 0.99 * end):
+        table = closed_form(torch.tensor([first], dtype=F64), [batch]).table
+        problem = EndPoint(NonStationary(table), [batch])
+        seen.clear()
+        ((_, dy),) = problem.linearise(problem.start(), ones([batch]), 1.0)
+        assert 0 <= min(seen) < max(seen) <= end
+        assert dy.isfinite().all()
+
+
 def test_differences_stay_inside_the_domain():
     """On VP a time beyond 1 makes sigma, and with it the whole Jacobian, NaN: no step is then ever taken."""
     u, seen = mixture(VP()), []

@@ -174,6 +174,19 @@ def test_another_base_method_can_be_fitted(model):
     assert solver.validation["rmse"] < solver.validation["baseline_rmse"]
 
 
+@pytest.mark.parametrize("objective", ["bound", "endpoint"])
+def test_a_fit_is_the_same_in_whatever_mode_it_is_called(model, objective):
+    """Both objectives differentiate; without derivatives the end point would keep its start, and say nothing."""
+    given = QUICK | {"objective": objective, "iterations": 2}
+    found = fit(model, **given, bank=Bank(model))
+    assert found.validation["rmse"] < found.validation["baseline_rmse"]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            bank = Bank(model)
+            bank.paths(0, 0)  # kept for the fit
+            assert torch.equal(fit(model, **given, bank=bank).table.b, found.table.b)
+
+
 def test_an_objective_of_ones_own(model):
     def end_point(family, paths):
         from bespoke_solvers.metrics import norm
@@ -322,6 +335,7 @@ def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
         ({"nfe": 8.0}, "got 8.0"),
         ({"nfe": 0}, "got 0"),
         ({"bank": "folder"}, "got a str as bank; expected a Bank"),
+        ({"validate_every": 0}, "validate_every must be at least 1, got 0"),
     ],
     ids=str,
 )

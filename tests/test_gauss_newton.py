@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from bespoke_solvers import fit, toy
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.families import make
 from bespoke_solvers.gauss_newton import DIFFERENCES, GaussNewton, Problem, smoothest_difference
@@ -240,6 +241,17 @@ def test_the_loss_is_the_mean_logarithm(batches):
     assert stage.theta.item() == pytest.approx(1, abs=1e-2)
     plain = (paths.noise.x0 * x1).sum() / paths.noise.x0.square().sum()
     assert abs(plain - 1) > 0.5
+
+
+def test_a_number_that_moves_nothing_does_not_spoil_the_steps():
+    """One evaluation from (0, 0) is the mean whatever the scale of that: its derivative is rounding, by which steps of
+    2e6 were taken, and refused."""
+    solver = fit(
+        toy.load("toy:checkerboard"),
+        **{"nfe": 1, "family": "rk1", "objective": "endpoint", "paths": 64, "validation_paths": 64},
+        progress=False,
+    )
+    assert solver.validation["rmse"] < 0.3 < solver.validation["baseline_rmse"]
 
 
 def test_no_gradient_of_the_network_is_needed(batches):

@@ -1,6 +1,7 @@
 import math
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,13 @@ def test_karras_on_edm_is_uniform():
     torch.testing.assert_close(grid("karras", model, 5), torch.linspace(0, model.t_hi, 5, dtype=F64), rtol=0, atol=1e-7)
 
 
+def test_karras_on_edm_begins_at_its_own_level():
+    """500 where that is sigma_max: the second time is a step of the ramp from there."""
+    model = model_on(EDM(sigma_max=500.0))
+    ramp = torch.linspace(500 ** (1 / 7), 0.002 ** (1 / 7), 5, dtype=F64) ** 7
+    torch.testing.assert_close(levels(model, grid("karras", model, 5)), ramp, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", ["log-snr", "karras"])
 def test_a_cut_off_is_where_the_grid_ends(name):
     model = model_on(CondOT())
@@ -93,6 +101,14 @@ def test_trailing_is_on_the_training_indices():
     model = model_on(DISCRETE)
     assert (1000 * (1 - grid("trailing", model, 3)) - 1).round().tolist() == [999, 666, 332]
     assert (1000 * (1 - grid("trailing", model, 16)) - 1).round().tolist()[:3] == [999, 937, 874]
+
+
+def test_trailing_rounds_halves_as_diffusers_does():
+    """At 48, 96 and 112 some step lies next to a half, where the last bit decides."""
+    model = model_on(DISCRETE)
+    for n in (6, 7, 16, 48, 96, 112, 250):
+        expected = np.round(np.arange(1000, 0, -1000 / n))
+        assert (1000 * (1 - grid("trailing", model, n))).round().tolist() == expected.tolist()
 
 
 def test_trailing_needs_indices():

@@ -139,7 +139,8 @@ def test_an_own_schedule_needs_the_path_alone():
     [
         (lambda: VP(B=0.1, b=20.0), "B = 0.1"),
         (lambda: EDM(sigma_min=0.0), "sigma_min > 0"),
-        (lambda: DiscreteVP((0.1, 0.9)), "decreasing"),
+        (lambda: DiscreteVP((0.1, 0.9)), "that decrease"),
+        (lambda: DiscreteVP((0.5, 0.0)), "three where the last is 0"),
         (lambda: DiscreteVP((0.5,)), "at least two"),
         (lambda: DiscreteVP(torch.rand(2, 3)), "must be a list of numbers, got the shape"),
     ],

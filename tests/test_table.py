@@ -48,6 +48,18 @@ def test_u_is_called_nfe_times_where_the_table_says():
     assert seen == table.t.tolist()
 
 
+def test_a_network_may_write_into_the_same_memory_each_time():
+    """As one does that was recorded as a CUDA graph."""
+    table, u, x0 = random_table(4), mixture(CondOT()), points(3)
+    memory = torch.empty_like(x0)
+    expected = sample(table, u, x0)
+    assert torch.equal(sample(table, lambda t, x: memory.copy_(u(t, x)), x0), expected)
+    model = Model(velocity=lambda t, x: memory.copy_(u(t, x)), shape=(3,), schedule=CondOT(), dtype=F64)
+    bound = model.bind()
+    kept = [bound(torch.tensor(t, dtype=F64), x0) for t in (0.1, 0.9)]
+    assert not torch.equal(*kept)
+
+
 def test_states_are_the_inputs_and_the_result():
     table, u, x0 = random_table(4), mixture(CondOT()), points(3)
     inputs = []

@@ -47,11 +47,14 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def describe_schedule(schedule: Schedule) -> dict[str, Any]:
-    """Its name and parameters."""
+    """Its name and parameters; the full name of one that is called like ours and is another."""
+    own = type(schedule)
+    clashes = SCHEDULES.get(own.__name__, own) is not own
+    name = f"{own.__module__}.{own.__qualname__}" if clashes else own.__name__
     fields: Sequence[dataclasses.Field[Any]] = (
         dataclasses.fields(schedule) if dataclasses.is_dataclass(schedule) else ()
     )
-    return {"name": type(schedule).__name__} | {each.name: _parameter(getattr(schedule, each.name)) for each in fields}
+    return {"name": name} | {each.name: _parameter(getattr(schedule, each.name)) for each in fields}
 
 
 def _parameter(value: Any) -> Any:

@@ -119,8 +119,8 @@ def push_forward(
         parts = torch.split(basis, max(1, together // x0.numel()))
         found = [along(paths, t[k], ys[k], us[k], part, difference) for part in parts if len(part)]
         if dt[:, k].any():
-            by = difference / table.nfe
-            by = by if table.t[k].item() + by <= paths.model.t_hi else -by
+            by, after = difference / table.nfe, paths.model.t_hi - table.t[k].item()
+            by = by if by <= after else -min(by, table.t[k].item() - paths.model.t_lo) or after
             found.append(finite((u(t[k] + by, ys[k]) - us[k])[None] / by))
             weights = torch.cat([weights, dt[:, k, None, None].expand(-1, len(x0), 1)], -1)
         moving.append((torch.cat(found) if found else basis, weights))

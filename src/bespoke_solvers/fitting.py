@@ -55,6 +55,7 @@ VALIDATION_PATHS = 64
 FEW, MOST = 512, 8  # numbers of a sample, below which there are more samples than usual, and how many times as many
 
 
+@torch.inference_mode(False)  # some stages differentiate, whatever the mode they are called in
 def fit(
     model: Model,
     *,
@@ -115,6 +116,8 @@ def fit(
     validation_paths = enough(model, VALIDATION_PATHS) if validation_paths is None else validation_paths
     if validation_paths < 1:
         raise ValueError(f"{validation_paths} paths to validate are too few")
+    if validate_every < 1:
+        raise ValueError(f"validate_every must be at least 1, got {validate_every}")
     description = describe(model)
     if callable(objective) or names[-1] == "bound":
         check_gradient(model)

@@ -2,7 +2,8 @@
 
 The first time is t_lo. After the last one comes the end, sigma = 0 at t = 1, which belongs to no grid. The levels of
 noise rho = sigma / alpha that `log-snr` and `karras` run through are those of the domain between a cut-off sigma_min
-and 80 (Karras et al. 2022), since a flow's domain reaches from rho = infinity to rho = 0.
+and 80 (Karras et al. 2022), since a flow's domain reaches from rho = infinity to rho = 0; a path of EDM has its own
+sigma_max. (diffusers begins at the level of the last index: 157 for DDPM's betas, where these grids then lie closer.)
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bespoke_solvers.schedules import DiscreteVP, Schedule
+from bespoke_solvers.schedules import EDM, DiscreteVP, Schedule
 from bespoke_solvers.velocity import Model
 
 Grid = Callable[..., Tensor]  # (model, n, *numbers) -> n times
@@ -49,13 +50,14 @@ def trailing(model: Model, n: int) -> Float[Tensor, " n"]:
     if not isinstance(model.schedule, DiscreteVP):
         raise ValueError(f"the grid trailing needs a schedule with training indices (DiscreteVP), got {model.schedule}")
     N = len(model.schedule.alphas_cumprod)
-    return 1 - (N - torch.arange(n, dtype=torch.float64) * (N / n)).round() / N
+    step = N - (N - N / n)  # as NumPy's arange has it, by which some halves are rounded to the other side
+    return 1 - (N - torch.arange(n, dtype=torch.float64) * step).round() / N
 
 
 def _levels(model: Model, sigma_min: float) -> tuple[float, float]:
     """The largest and the smallest sigma / alpha of a grid."""
     most, least = (-model.schedule.log_snr(torch.tensor(model.domain, dtype=torch.float64))).exp().tolist()
-    most = min(most, SIGMA_MAX)
+    most = most if isinstance(model.schedule, EDM) else min(most, SIGMA_MAX)
     if not 0 < sigma_min < most:
         raise ValueError(f"the cut-off sigma_min must lie between 0 and {most:g}, got {sigma_min:g}")
     return most, max(least, sigma_min)

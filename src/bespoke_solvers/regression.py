@@ -23,6 +23,7 @@ from bespoke_solvers.table import Table, combine
 
 RIDGE = 1e-9  # of the diagonal; with 1e-6 the fits lose decibels
 PASSES = 3
+ROUNDING = 1e-6  # of how far the other numbers move the samples, below which one moves them by rounding alone
 AT_ONCE = 2**22  # numbers in float64, the regressors of a row in as many samples
 ROOM = 10  # times what is kept on a GPU for all paths together must be free there
 
@@ -115,8 +116,12 @@ def fit_rows(
 
 
 def damped_solve(gram: Float[Tensor, "m m"], moments: Float[Tensor, " m"], damping: float) -> Float[Tensor, " m"]:
-    """The solution of the normal equations, whose diagonal is made 1 + damping times as large."""
-    scale = gram.diagonal().sqrt().clamp(min=1e-30)
+    """The solution of the normal equations, whose diagonal is made 1 + damping times as large.
+
+    A number that moves nothing, but for rounding, is not scaled like the others, or it would go anywhere.
+    """
+    scale = gram.diagonal().sqrt()
+    scale = scale.clamp(min=max(ROUNDING * scale.max().item(), 1e-30))
     damped = gram / scale[:, None] / scale + damping * torch.eye(len(gram), dtype=gram.dtype)
     return torch.linalg.solve(damped, moments / scale) / scale  # type: ignore[no-any-return]
 

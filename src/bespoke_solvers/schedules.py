@@ -215,10 +215,11 @@ class DiscreteVP(Schedule):
         if values.ndim != 1:
             raise ValueError(f"alphas_cumprod must be a list of numbers, got the shape {tuple(values.shape)}")
         object.__setattr__(self, "alphas_cumprod", tuple(values.tolist()))
-        if len(values) < 2 or not bool((values.diff() < 0).all() and values[0] < 1 and values[-1] >= 0):
+        enough = len(values) > 2 or (len(values) == 2 and values[-1] > 0)
+        if not (enough and bool((values.diff() < 0).all() and values[0] < 1 and values[-1] >= 0)):
             raise ValueError(
-                "alphas_cumprod must hold at least two numbers decreasing from below 1 to 0 or more, got "
-                f"{len(values)} numbers from {self.alphas_cumprod[:1]} to {self.alphas_cumprod[-1:]}"
+                "alphas_cumprod must hold at least two numbers, three where the last is 0, that decrease from below 1 "
+                f"to 0 or more; got {len(values)} numbers from {self.alphas_cumprod[:1]} to {self.alphas_cumprod[-1:]}"
             )
 
     @property

@@ -125,7 +125,8 @@ def combine(a: Tensor, b: Tensor, x0: Tensor, us: Sequence[Tensor]) -> Tensor:
 def states(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Iterator[Float[Tensor, "b *shape"]]:
     """y_0, ..., y_n of a run from the starting points x0: each input of u as it is evaluated, then the result.
 
-    The state is carried in float32 or better; u gets y in x0's dtype and t in the state's.
+    The state is carried in float32 or better; u gets y in x0's dtype and t in the state's. What u gives is copied: a
+    recorded network writes into the same memory each time.
     """
     x = x0.to(torch.promote_types(x0.dtype, torch.float32))
     t, a, b = (value.to(x) for value in (table.t, table.a, table.b))
@@ -134,7 +135,7 @@ def states(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Iterator
         y = combine(a[k], b[k], x, us).to(x0.dtype)
         yield y
         if k < table.nfe:
-            us.append(checked(u(t[k], y), t[k], y).to(x.dtype))
+            us.append(checked(u(t[k], y), t[k], y).to(x.dtype, copy=True))
 
 
 def sample(table: Table, u: Velocity, x0: Float[Tensor, "b *shape"]) -> Float[Tensor, "b *shape"]:

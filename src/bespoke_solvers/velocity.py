@@ -253,7 +253,8 @@ class Model:
         arguments = () if condition is None else (condition,)
 
         def u(t: Tensor, x: Tensor) -> Tensor:
-            return checked(self.velocity(t, x, *arguments), t, x, dtype=x.dtype)
+            found = checked(self.velocity(t, x, *arguments), t, x, dtype=x.dtype)
+            return found.clone()  # a recorded network writes into the same memory each time
 
         return u
 
