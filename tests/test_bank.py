@@ -3,6 +3,7 @@ import itertools
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +78,18 @@ def test_a_fit_counts_the_time_of_paths_that_were_there(model, tmp_path, monkeyp
         for file in folder.glob("fit-*.safetensors"):  # as an earlier version wrote them
             save_file({name: value for name, value in load_file(file).items() if name != "seconds"}, file)
         assert fitted(Bank(model, folder, batch_size=4), 12).fit["seconds"] == 20
+
+
+def test_an_error_of_writing_is_not_hidden_by_that_of_tidying(tmp_path, monkeypatch):
+    """On a disk that can only be read, what was not begun cannot be removed either."""
+
+    def refuse(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="Read-only file system: file cannot be written there"):
+        write_atomically(tmp_path / "file", b"whole")
 
 
 def test_threads_can_write_one_file(tmp_path):

@@ -267,6 +267,12 @@ def test_an_error_of_the_users_own_code_names_the_place(here, capsys):
             r"own failed: TypeError: .*'shape'.*line 2;",
         ),
         ("def model():\n    return nonsense\n", r"own:model failed: NameError: name 'nonsense' .*own\.py, line 2;"),
+        ("def model():\n    return {}['weights']\n", r"own:model failed: KeyError: 'weights' .*own\.py, line 2;"),
+        ("raise RuntimeError('size mismatch')\n", r"own failed: RuntimeError: size mismatch .*own\.py, line 1;"),
+        (
+            "import bespoke_solvers as bs\nmodel = bs.Model(lambda t, x: {}['u'], (2,), bs.schedules.CondOT())\n",
+            r"the model failed on a t of .* and an x of .*: KeyError: 'u'\. Check",
+        ),
     ],
 )
 def test_a_module_that_fails_is_told_in_one_line(here, capsys, code, told):

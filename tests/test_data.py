@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +123,25 @@ def test_pictures_without_folders_have_no_labels(tmp_path):
         assert np.array_equal(made.pixels, np.stack(kept).transpose(0, 3, 1, 2)), "of one size: left as they are"
     assert made.batch([0])[1] is None
     assert not (tmp_path / "out" / "labels.npy").exists()
+
+
+def test_a_zip_with_backslashes_has_its_folders(tmp_path):
+    """As some programs of Windows write it."""
+    kept = [save(random_picture(), tmp_path / f"{i}.png") for i in range(2)]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for i, name in enumerate(("cat", "dog")):
+            entry = zipfile.ZipInfo("x")
+            entry.filename = f"{name}\\{i}.png"
+            archive.writestr(entry, (tmp_path / f"{i}.png").read_bytes())
+    made = prepare(tmp_path / "a.zip", tmp_path / "out")
+    assert (made.classes, made.labels.tolist()) == (["cat", "dog"], [0, 1])
+    assert np.array_equal(made.pixels, np.stack(kept).transpose(0, 3, 1, 2))
+
+
+def test_the_one_folder_of_a_zip_is_no_class(tmp_path):
+    for i in range(2):
+        save(random_picture(), tmp_path / "a" / f"{i}.png")
+    assert prepare(zipped(tmp_path / "a", tmp_path / "a.zip", prefix="pics/"), tmp_path / "out").classes == []
 
 
 def test_links_are_followed_but_not_round_and_round(tmp_path):
@@ -258,7 +279,7 @@ def test_small_pictures_get_a_margin(tmp_path):
         prepare(source, tmp_path / "small", size=20)
 
 
-def test_the_output_may_be_empty_but_nothing_else(tmp_path):
+def test_the_output_may_be_empty_but_nothing_else(tmp_path, monkeypatch):
     source = mnist_folder(tmp_path / "mnist")
     (tmp_path / "empty").mkdir()
     assert len(prepare(source, tmp_path / "empty")) == 20
@@ -267,3 +288,8 @@ def test_the_output_may_be_empty_but_nothing_else(tmp_path):
         prepare(source, source)
     with pytest.raises(ValueError, match="is a file; expected a folder"):
         prepare(source, source / "train-images-idx3-ubyte")
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name in ("mounted", "empty"))
+    with pytest.raises(ValueError, match=r"mounted is a mount point, .*; give a folder in it"):
+        prepare(source, tmp_path / "mounted")
+    assert len(prepare(source, tmp_path / "empty")) == 20, "which is there already"

@@ -54,6 +54,20 @@ def test_the_network_gets_its_index_and_its_output_its_meaning(tmp_path, predict
     torch.testing.assert_close(x1.float(), expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("name", ["DDIMScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler"])
+@pytest.mark.parametrize("betas", ["linear", "scaled_linear"])
+def test_a_terminal_snr_of_zero_is_read_as_each_scheduler_has_it(name, betas):
+    """Some of diffusers' have 2^-24 in the place of 0, which may be more than the number before it."""
+    scheduler = getattr(diffusers, name)(
+        beta_schedule=betas, prediction_type="v_prediction", rescale_betas_zero_snr=True
+    )
+    schedule = meaning_of(dict(scheduler.config) | {"_class_name": name}).schedule
+    own = scheduler.alphas_cumprod.double()
+    assert torch.equal(torch.tensor(schedule.alphas_cumprod[:-1], dtype=torch.float64), own[:-1])
+    assert schedule.alphas_cumprod[-1] in (0, own[-1].item())
+    assert schedule.alphas_cumprod[-1] < schedule.alphas_cumprod[-2]
+
+
 def test_a_flow_network_runs_as_in_its_own_scheduler(tmp_path):
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     network = saved(tmp_path, scheduler)

@@ -51,7 +51,17 @@ def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
     assert coarse["kid"] > exact["kid"]
 
 
+def test_few_exact_samples_are_solved_themselves(model, real, monkeypatch):
+    """To find a solver that stands for them would take a hundred times their evaluations."""
+    judge, counter = Judge(real, features, count=8, batch_size=8), Counter(model.velocity)
+    bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=8)
+    found = judge.exact(bank)
+    assert found == judge.solved(model, 1e-5, 1e-5)
+    assert counter.evaluations == 8 * solve(model, model.noise(noise_seeds("report", 0, 0, 8))).evaluations
+
+
 def test_a_solver_stands_for_the_exact_samples_where_it_comes_close(model, real, monkeypatch):
+    monkeypatch.setattr("bespoke_solvers.judge.WORTH", 192)
     judge, counter = Judge(real, features, count=192, batch_size=64), Counter(model.velocity)
     bank = Bank(dataclasses.replace(model, velocity=counter), batch_size=32)
     found, solved = judge.exact(bank), judge.solved(model, 1e-5, 1e-5)
@@ -196,6 +206,19 @@ def test_statistics_of_a_data_set_are_kept_in_it(folder):
     torch.testing.assert_close(other.mean, 2 * first.mean, msg="other features, other statistics")
 
 
+def test_statistics_of_pictures_that_can_only_be_read_are_not_kept(folder, monkeypatch):
+    """But used: they may have taken minutes."""
+
+    def refused(path, content):
+        raise OSError(30, "Read-only file system", str(folder))
+
+    monkeypatch.setattr("bespoke_solvers.fid.write_atomically", refused)
+    with pytest.warns(UserWarning, match="are not kept for the next time: .* Read-only file system"):
+        found = real_pictures(folder, features)
+    monkeypatch.undo()
+    torch.testing.assert_close(found.mean, real_pictures(folder, features).mean)
+
+
 def test_statistics_of_pictures_that_were_replaced_are_made_again(folder):
     first = real_pictures(folder, features)
     pixels = np.load(folder / "pixels.npy")
@@ -244,6 +267,10 @@ def test_the_command(folder, tmp_path, monkeypatch):
     assert all(rating > 0 for _, rating in ratings)
     dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
     assert "on 8 samples for FID" in dry.output
+    assert "and 40 exact samples" in dry.output
+    more = runner.invoke(app, [*arguments, *options, "--fid-samples", "256", "--out", str(tmp_path / "o"), "--dry-run"])
+    tried = 32 * 60 * len(portfolio.variants("ipndm", 60, toy.load("toy:digits")))
+    assert f"{tried:,} to find a solver that stands for exact ones, which then takes 15,360 or more" in more.output
     assert not (tmp_path / "other").exists()
 
 

@@ -260,6 +260,22 @@ def test_the_curve_is_short_and_a_loss_without_number_stops(monkeypatch):
         training.report()
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_that_are_no_numbers_are_not_kept(tmp_path, monkeypatch, steps):
+    """Also where the loss was not reported since, or is that of the step before."""
+    grow = torch._foreach_lerp_
+
+    def to_nowhere(averages, parameters, weight):
+        parameters[0].data.fill_(torch.inf)
+        return grow(averages, parameters, weight)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", to_nowhere)
+    found = "the weights are not finite after 1 steps" if steps == 1 else "the loss is nan after 3 steps"
+    with pytest.raises(ValueError, match=f"{found}; give the command again with a smaller"):
+        train(Plan(TINY, made(), steps=steps), tmp_path / "out", progress=False)
+    assert not list(tmp_path.glob("out/*"))
+
+
 def test_compiling_leaves_no_trace_and_is_not_counted(monkeypatch):
     """A compiled training, with a compiler that takes a minute, against one that is not compiled."""
     now, trainings = [0.0], []

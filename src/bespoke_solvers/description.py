@@ -99,9 +99,12 @@ def course(model: Model, along: Sequence[Tensor] = ()) -> Course:
 def _called(u: Velocity, t: Tensor, x: Tensor) -> Tensor:
     try:
         return u(t, x)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except ValueError:  # which says itself what is wrong
+        raise
+    except Exception as error:
+        what = str(error) if isinstance(error, RuntimeError | TypeError) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {error}. Check shape (of "
+            f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {what}. Check shape (of "
             "one sample), the order (t, x), that t may be one number or one for each sample, the conditions, and the "
             f"precision: x is {x.dtype} (a network in another one must cast x, and its output back)"
         ) from error

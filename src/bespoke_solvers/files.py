@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +27,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none, or the folder cannot be changed, which was said
+            unfinished.unlink()
 
 
 def write_new(path: str | os.PathLike[str], content: bytes) -> bool:

@@ -75,7 +75,9 @@ def resolve(
         raise ValueError(f"{name} takes the arguments {', '.join(map(str, required))}; it must take none")
     try:
         model = make()
-    except (ImportError, TypeError, NameError, AttributeError) as error:
+    except (ValueError, OSError):  # which say themselves what is wrong
+        raise
+    except Exception as error:
         raise _failed(name, error) from error
     if not isinstance(model, Model):
         raise ValueError(f"{name} returned a {type(model).__name__}; it must return a bespoke_solvers.Model")
@@ -100,7 +102,9 @@ def _look_up(module: str, name: str) -> Model | Callable[[], Any]:
         raise ValueError(
             f"there is no module {error.name!r} for the model {module}:{name}, neither installed nor in {here}"
         ) from error
-    except (ImportError, SyntaxError, TypeError, NameError, AttributeError) as error:
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
         raise _failed(module, error) from error
     own = getattr(found, name, None)
     if not isinstance(own, Model) and not callable(own):

@@ -130,8 +130,10 @@ def meaning_of(config: dict[str, Any]) -> Meaning:
             f"got a {name} with timestep_type 'continuous', whose network gets log(sigma) / 4 as its time, on another "
             "path; expected timestep_type 'discrete', or write a function that returns a bespoke_solvers.Model"
         )
-    schedule = DiscreteVP(tuple(made.alphas_cumprod.double().tolist()))
-    count = len(schedule.alphas_cumprod)
+    alphas_cumprod = made.alphas_cumprod.double().tolist()
+    if config.get("rescale_betas_zero_snr") and alphas_cumprod[-1] >= alphas_cumprod[-2]:
+        alphas_cumprod[-1] = 0.0  # some schedulers have 2^-24 in its place, be that more than the one before
+    schedule, count = DiscreteVP(tuple(alphas_cumprod)), len(alphas_cumprod)
     return Meaning(PREDICTIONS[predicted], schedule, lambda t: count * (1 - t) - 1)
 
 

@@ -32,7 +32,7 @@ from bespoke_solvers.cli.common import (
 )
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import check_pictures
-from bespoke_solvers.judge import FINE, KEY, check_real
+from bespoke_solvers.judge import FEW, FINE, KEY, STAND_IN, WORTH, check_real
 from bespoke_solvers.models import copies, resolve
 
 
@@ -97,10 +97,13 @@ def eval(
             typer.echo(f"to choose time grids on {samples} other samples: {tried * samples:,} evaluations more")
             exact *= 2
         if fid:
-            typer.echo(
-                f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more, and for each exact one "
-                f"{FINE[0]} or more"
-            )
+            typer.echo(f"on {fid_samples:,} samples for FID: {cost * fid_samples:,} evaluations more")
+            if fid_samples < WORTH:
+                exact += fid_samples
+            else:
+                tried = FEW * FINE[0] * len(portfolio.variants(STAND_IN, FINE[0], resolved))
+                standing = f"{tried:,} to find a solver that stands for exact ones"
+                typer.echo(f"and {standing}, which then takes {FINE[0] * fid_samples:,} or more")
         typer.echo(f"and {exact:,} exact samples, as far as {bank or out / 'bank'} has them not yet")
         typer.echo(f"figures and pictures in {out}")
         return

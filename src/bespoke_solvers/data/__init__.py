@@ -149,6 +149,8 @@ def _is_free(out: Path, facts: dict[str, Any]) -> bool:
     if out.exists() and not out.is_dir():
         raise ValueError(f"the output {out} is a file; expected a folder")
     if not out.exists() or not any(out.iterdir()):
+        if out.is_mount():
+            raise ValueError(f"{out} is a mount point, whose place a finished folder cannot take; give a folder in it")
         return True
     if not (out / "data.json").exists():
         raise ValueError(f"the folder {out} holds other files; give the name of a new or an empty folder")

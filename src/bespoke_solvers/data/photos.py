@@ -28,7 +28,8 @@ def find(source: Path, split: str, size: int | None) -> Source:
     outermost folder does not count as a level. Files of other endings and hidden ones are passed over.
     """
     listed = _in_folder(source) if source.is_dir() else _in_zip(source)
-    pictures = {name: parts for name in sorted(listed) if _is_picture(parts := PurePosixPath(name).parts)}
+    parted = {name: PurePosixPath(name if source.is_dir() else _with_slashes(name)).parts for name in sorted(listed)}
+    pictures = {name: parts for name, parts in parted.items() if _is_picture(parts)}
     if not pictures:
         raise ValueError(
             f"no pictures were found in {source}; expected files that end in {', '.join(sorted(ENDINGS))}, in it or "
@@ -57,7 +58,7 @@ def find(source: Path, split: str, size: int | None) -> Source:
 def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | None]:
     """The pictures of a split, named from there on, and the split; all of them and None where there are no splits."""
     known, tops = {name for names in SPLITS.values() for name in names}, {parts[0] for parts in pictures.values()}
-    if source.is_file() and len(tops) == 1 and not tops & known and all(len(parts) > 2 for parts in pictures.values()):
+    if source.is_file() and len(tops) == 1 and not tops & known and all(len(parts) > 1 for parts in pictures.values()):
         pictures = {name: parts[1:] for name, parts in pictures.items()}
         tops = {parts[0] for parts in pictures.values()}
     if not tops <= known and split == "train":
@@ -84,11 +85,16 @@ def _in_folder(folder: Path) -> Iterator[str]:
         yield from ((inside / name).as_posix() for name in names)
 
 
+def _with_slashes(name: str) -> str:
+    """A name in a zip, which some programs of Windows have put there with backslashes."""
+    return name.replace("\\", "/")
+
+
 def _in_zip(archive: Path) -> list[str]:
     with blaming(archive.name, "a zip of pictures"), zipfile.ZipFile(archive) as opened:
         names = [entry.filename for entry in opened.infolist() if not entry.is_dir()]
     for name in names:
-        path = PurePosixPath(name.replace("\\", "/"))
+        path = PurePosixPath(_with_slashes(name))
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(
                 f"{archive.name} holds {name!r}, a path that leads out of it; make the zip anew without it"
