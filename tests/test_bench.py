@@ -19,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import ROOT, lines, run
-from bespoke_solvers import cells, dedicated, fid, inception, toy, zoo
+from bespoke_solvers import cells, dedicated, fid, inception, load, toy, zoo
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
@@ -47,6 +47,20 @@ def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
         marked = re.findall(r"<!-- .* -->\n\n((?:\|.*\n)*)", copy.read_text())
         assert len(marked) > 3
         assert all(table and table in text for table in marked)
+
+
+def test_what_is_said_of_the_papers_procedure_is_what_its_fit_took():
+    paper, ours = (load(ROOT / "bench" / "results" / "fresh" / f"{name}.json", nfe=10) for name in ("paper", "ours"))
+    spent = [
+        fit["reference"] + fit["forward"] + 2 * fit["backward"] for fit in (s.fit["evaluations"] for s in (paper, ours))
+    ]
+    assert paper.fit["paths"] == "fresh"
+    assert spent[0] > 20 * spent[1]
+    assert paper.validation["rmse"] > ours.validation["rmse"]
+    told = (ROOT / "docs" / "results-digits.md").read_text().replace("\n", " ")
+    for solver, count in zip((paper, ours), spent, strict=True):
+        assert f"{count:,}" in told
+        assert f"to {'an RMSE of ' * (solver is paper)}{solver.validation['rmse']:.4f}" in told
 
 
 def test_the_statements_about_the_zoo_are_those_of_its_results(tmp_path):
