@@ -123,7 +123,7 @@ def test_wins_within_the_noise_are_told_too(tmp_path):
     assert first.verdict == "held in all 2 cases, 1 within the noise"
     assert {name: [row[nfe].text for nfe in (8, 20)] for name, row in first.figures[OT].items()} == {
         RK2_BESPOKE: ["0.250", "0.100"],
-        RK2: ["0.750", "\u2248\u00a00.300"],
+        RK2: ["0.750", "\u22480.300"],
     }
     assert "as independent" in checks(relations(results)).more[0]
 

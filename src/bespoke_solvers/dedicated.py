@@ -64,7 +64,10 @@ End = Callable[[Seen, Sequence[Seen]], Tensor]  # the same at sigma = 0
 
 
 def ddim(t: Point, s: Seen) -> Tensor:
-    """Song et al. (2021, eq. 12 without noise): x_t = alpha_t x1_hat + sigma_t x0_hat."""
+    """Song et al. (2021, eq. 12 without noise): x_t = alpha_t x1_hat + sigma_t x0_hat.
+
+    diffusers' DDIMScheduler steps by N // n indices; where n does not divide N, that is not to the next time.
+    """
     return t.alpha * s.x1 + t.sigma * s.x0
 
 

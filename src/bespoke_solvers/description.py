@@ -99,9 +99,7 @@ def course(model: Model, along: Sequence[Tensor] = ()) -> Course:
 def _called(u: Velocity, t: Tensor, x: Tensor) -> Tensor:
     try:
         return u(t, x)
-    except ValueError:  # which says itself what is wrong
-        raise
-    except Exception as error:
+    except (RuntimeError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError) as error:
         what = str(error) if isinstance(error, RuntimeError | TypeError) else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"the model failed on a t of {tuple(t.shape)} and an x of {tuple(x.shape)}: {what}. Check shape (of "

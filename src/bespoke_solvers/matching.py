@@ -10,7 +10,8 @@ The loss is the mean square of the error: the paper's noise loss for epsilon, it
 times its CFM loss for v on the FM/v-CS path, which has the same minimiser.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,3 +102,13 @@ def loss(network: Callable[..., Any], schedule: Schedule, prediction: str, batch
         output: Tensor = network(x, network_time(batch.t), class_labels=batch.labels).sample
     aim = expand(weights.x1_weight, x1) * x1 + expand(weights.x0_weight, x1) * batch.x0
     return (output.float() - aim).square().mean()
+
+
+def check(loss: Tensor, weights: Sequence[Tensor], steps: int) -> None:
+    """Refuse a loss or weights that are not finite any more: there is nothing to keep. It waits for the GPU."""
+    whole = torch.stack([value.isfinite().all() for value in weights]).all()
+    value, finite = torch.stack([loss, whole.to(loss)]).tolist()
+    if not (math.isfinite(value) and finite):
+        found = "the weights are not finite" if math.isfinite(value) else f"the loss is {value}"
+        again = "give the command again with a smaller --learning-rate and another --out"
+        raise ValueError(f"{found} after {steps} steps; {again}")

@@ -152,18 +152,9 @@ class Training:
 
     def report(self) -> None:
         """Put the loss of the last steps into the history; stop where it is not a number any more."""
-        self.check()
+        matching.check(self.running, self.parameters, self.steps)
         self.history.append(self.latest())
         self.running.zero_()
-
-    def check(self) -> None:
-        """Refuse a loss or weights that are not finite any more: there is nothing to keep."""
-        weights = torch.stack([value.isfinite().all() for value in self.parameters]).all()
-        loss, finite = torch.stack([self.running, weights.to(self.running)]).tolist()
-        if not (math.isfinite(loss) and finite):
-            found = "the weights are not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            again = "give the command again with a smaller --learning-rate and another --out"
-            raise ValueError(f"{found} after {self.steps} steps; {again}")
 
     def curve(self) -> list[list[float]]:
         """The history in at most CURVE points, and what came after it."""
@@ -311,12 +302,12 @@ def train(
                 bar.set_postfix_str(f"loss {training.history[-1][2]:.4f}, {speed:,.0f} images/s", refresh=False)
             bar.update(min(1.0, plan.progress(training.steps, training.seconds)) - bar.n)
             if now - paused > PAUSE:
-                training.check()
+                matching.check(training.running, training.parameters, training.steps)
                 checkpoints.write(checkpoint, training.state())
                 training.look(out, rate)
                 paused = time.monotonic()
                 since, began = (paused, training.steps), began + paused - now
-        training.check()
+        matching.check(training.running, training.parameters, training.steps)
         checkpoints.write(checkpoint, training.state())
         if asked:
             raise KeyboardInterrupt

@@ -202,7 +202,7 @@ def _check(relation: Relation) -> Check:
         for name, value in case.figures.items():
             row = rows.setdefault(name, {})
             held = case.held and (case.nfe not in row or row[case.nfe].held)  # several cases may share a figure
-            noisy = f"{NOISY}\u00a0" * (name in case.close)  # not broken before the figure
+            noisy = NOISY * (name in case.close)
             row[case.nfe] = Figure(noisy + _figure(name, value), held)
     return Check(relation.claim, relation.label, in_short(relation), figures)
 
