@@ -190,10 +190,14 @@ STAGES: list[dict[str, list[str]]] = [
             *_of_paper("cifar10-eps-vp"),
             f"{PAPER} {FOLDERS['cifar10-eps-vp']} --nfe 6,8,10,16,20 --only fig:bes_vs_edm",
         ],
-        "guided-paper": [
-            f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe 8,10 {CURVES}",
-            *(f"{PAPER} {FOLDERS['cifar10-fm-ot']} --guidance 2 --nfe {nfe} {ERRORS}" for nfe in ("8,10", 6, 16, 20)),
-        ],
+        **{
+            f"{name.removeprefix('cifar10-')}-guided": [
+                f"{PAPER} {FOLDERS[name]} --guidance 2 --nfe 8,10 {CURVES}",
+                *(f"{PAPER} {FOLDERS[name]} --guidance 2 --nfe {nfe} {ERRORS}" for nfe in ("8,10", 6, 16, 20)),
+                f"{PAPER} {FOLDERS[name]} --guidance 2 --nfe 8,10 --only fig:nfe_vs_fid_cifar10 {TO_PICTURES}",
+            ]
+            for name in PATHS
+        },
         "zoo-paper": [f"{PAPER} zoo:cifar10-fm-ot --nfe 6,8,10,16,20 {ERRORS}"],
     },
     {
