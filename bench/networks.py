@@ -29,6 +29,7 @@ ALONE = (  # with nothing beside it, and as much to choose by and as exact as by
     "--store bench/results/alone"
 )
 EVERY = "--nfe 10 8 6 5 4 16 20"
+GUIDED_MODELS = "cifar10-fm-ot@w2 cifar10-fm-ot@w4"
 DEDICATED = f"--method {shlex.join(dedicated.NAMES)}"
 OURS = f"--method {shlex.join(CHAIN)}"
 END_POINT = f"--method {shlex.join(GAUSS_NEWTON)}"
@@ -214,7 +215,7 @@ STAGES: list[dict[str, list[str]]] = [
             "bench.tables --paper bench/results/zoo/results.json --into docs/zoo.md",
             *(f"bench.tables --store bench/results/{store} --into {PAGES}" for store in STORES),
             "bench.tables --paper bench/results/paper/results.json --into docs/results-paper.md",
-            f"bench.tables {' '.join(PATHS)} --pictures docs",
+            f"bench.tables {' '.join(PATHS)} {GUIDED_MODELS} --pictures docs",
         ],
     },
 ]

@@ -25,6 +25,7 @@ IN_SHORT = {  # kinds of solvers, of each of which the best is shown
     "the default": [DEFAULT],
 }
 FINE, CLOSE = 50, 0.005  # evaluations from which on a solver is shown in no column, and how close an FID is the same
+COLOURS = 256  # of a picture, which is a third as large for it
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -228,15 +229,17 @@ def main() -> None:
             options.pictures.mkdir(parents=True, exist_ok=True)
             best = {(r["method"], r["nfe"]): r for r in sorted(records, key=lambda r: r["rmse"] or inf, reverse=True)}
             lines = [r | {"nfe": r.get("used", r["nfe"])} for r in records if r in best.values()]
-            file = re.sub("[: ]", "-", name)  # with the store's name, unless it is the frontier
-            pictures.save(pictures.errors_against_nfe(lines, DEFAULT), options.pictures / f"{file}.png")
+            file = re.sub("[: @]", "-", name)  # with the store's name, unless it is the frontier
+            pictures.save(
+                pictures.errors_against_nfe(lines, DEFAULT), options.pictures / f"{file}.png", colours=COLOURS
+            )
             for nfe in sorted({8, options.cost_at}):
                 rivals = [r for r in records if r["method"] in (*ADAM, *GAUSS_NEWTON) and r["nfe"] == nfe]
                 longest = {r["method"]: r for r in sorted(rivals, key=lambda r: r["history"][-1][0])}
                 if rivals:
                     shown = [r for r in rivals if r in longest.values()]
                     figure = pictures.errors_against_iterations({f"{r['method']}, {r['budget']}": r for r in shown})
-                    pictures.save(figure, options.pictures / f"{file}-fits-{nfe}.png")
+                    pictures.save(figure, options.pictures / f"{file}-fits-{nfe}.png", colours=COLOURS)
     if options.paper:
         results = json.loads(options.paper.read_text())
         of_paper = {"statements": statements(results)}
