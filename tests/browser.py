@@ -172,12 +172,13 @@ class Page:
                 self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
 
     def printed(self, expression: str) -> Any:
-        """The value of an expression at the moment the page is printed."""
+        """The value of an expression on paper: as in a browser, the page is told before it gets paper's styles."""
+        self.js("dispatchEvent(new Event('beforeprint'))")
         self.call("Emulation.setEmulatedMedia", media="print")
-        self.js(f"addEventListener('beforeprint', () => {{ window.onPaper = {expression}; }}, {{ once: true }})")
-        self.call("Page.printToPDF")
+        found = self.js(expression)
         self.call("Emulation.setEmulatedMedia", media="")
-        return self.js("window.onPaper")
+        self.js("dispatchEvent(new Event('afterprint'))")
+        return found
 
     @property
     def complaints(self) -> list[str]:

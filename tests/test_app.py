@@ -132,6 +132,32 @@ def test_another_click_does_not_wait_for_the_drawing_before(served, opened):
     draw(page, "[...document.querySelectorAll('.panels[aria-busy=false] strong')][0]?.textContent === 'rk4'")
 
 
+def test_what_is_shown_stays_until_something_is_chosen(served, opened):
+    """Though the lists are looked at, or only passed on the way to another field."""
+    page = opened(served)
+    page.until(DONE, seconds=60)
+    fill(page, "Samples", "12")
+    choose(page, "NFE", "8")
+    draw(page)
+    pictures = page.js(PICTURES)
+    for name in ("Model", "Solver"):
+        page.pointer(f"input[aria-label={name}]", click=True)
+        page.until("!!document.querySelector('[role=option]')")
+        page.pointer("h1", click=True)
+        page.until("!document.querySelector('[role=option]')")
+    page.js("document.querySelector('input[aria-label=Model]').focus()")
+    page.press("Tab", 3)
+    fill(page, "Guidance", "much")
+    page.press("Enter")  # whose answer comes after those of the lists
+    page.until("!!document.querySelector('.error')")
+    fill(page, "Guidance", "")
+    page.press("Enter")
+    page.until("document.querySelectorAll('.panels[aria-busy=false] img').length === 3", seconds=60)
+    assert page.js(PICTURES) == pictures
+    assert page.js("document.querySelector('input[aria-label=Samples]').value") == "12"
+    assert "8 evaluations" in page.js(CAPTIONS)[1]
+
+
 def test_errors_are_said_in_the_page(served, opened):
     page = opened(served)
     page.until(DONE, seconds=60)

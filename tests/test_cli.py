@@ -86,6 +86,8 @@ def test_eval_with_all_baselines_puts_each_on_its_best_grid(solver, here, capsys
     assert ("edm-heun", 4) not in rmse
     assert "dpmpp-2m@karras" in {row["method"] for row in named}
     assert min(size("best/errors.png")) > 100
+    run("eval", "toy:checkerboard", *arguments, "--baselines", "none", "--out", "alone")
+    assert {row["method"] for row in json.loads(Path("alone/results.json").read_text())["rows"]} == {"ns-bespoke"}
 
 
 def test_eval_puts_a_named_baseline_on_its_best_grid_and_names_what_is_left_out(solver, here, capsys):

@@ -278,7 +278,9 @@ def test_what_cannot_be_done_is_refused(tmp_path, capsys):
     assert "guidance 2 is for models in diffusers" in refused(capsys, board, "--guidance", "2", "--out", tmp_path)
     assert "expected MODEL=SECONDS" in refused(capsys, board, "--training", "other=3", "--out", tmp_path)
     assert "SECONDS, over 0" in refused(capsys, board, "--training", f"{board}=0", "--out", tmp_path)
-    assert "there are no cells of toy:checkerboard" in refused(capsys, board, "--draw", "--out", tmp_path)
+    told = refused(capsys, board, "--draw", "--out", tmp_path / "none")
+    assert "none has no cells of toy:checkerboard; measure them first, without --draw" in told
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_would_be_done_is_told(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import pytest
 
 from bespoke_solvers.paper import printed
+from bespoke_solvers.paper.relations import LOW_NFE, WITHIN, is_within
 
 # tab:cifar10_comprison: method, NFE, FID
 COMPARISON = """
@@ -46,3 +47,12 @@ def test_the_papers_figures_agree_with_each_other():
     (runner_up,) = sorted(fid for method, nfe, fid in printed.comparison() if nfe == 10 and "Bespoke" not in method)[:1]
     assert 1 - 2.73 / runner_up == pytest.approx(0.34, abs=0.01)
     assert 1 - printed.edm()["RK2-Bespoke"][0] / printed.edm()["EDM"][0] == pytest.approx(0.42, abs=0.01)
+
+
+def test_the_papers_figures_hold_what_it_says_of_them():
+    """How far FID is above the exact samples' is said in whole percent; one less would not hold."""
+    shares = {line.model: 100 * line.fid / line.exact_fid for line in printed.bespoke("cifar10") if line.nfe == LOW_NFE}
+    assert set(shares) == set(WITHIN)
+    for model, percent in shares.items():
+        assert is_within(percent, WITHIN[model])
+        assert not is_within(percent, WITHIN[model] - 1)

@@ -241,10 +241,12 @@ def test_paper_has_no_hints_for_hands(opened, digits):
 
 def test_it_prints_on_white(opened, digits):
     page = opened(digits[0], scheme="dark")
+    page.js("addEventListener('beforeprint', () => { window.wasTold = true; })")
     page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.js("document.querySelector('.controls').checkVisibility()") is False
     assert len(page.call("Page.printToPDF")["data"]) > 10_000
+    assert page.js("wasTold")
 
 
 def test_paper_shows_every_solver_unfolded(opened, digits):
@@ -262,15 +264,14 @@ def test_paper_shows_every_solver_unfolded(opened, digits):
 def test_letters_on_paper_have_their_size(opened, digits, width):
     """Whatever the window, also in charts that were not to be seen there; and heads of tables are repeated."""
     page = opened(digits[0], width=width)
-    sizes = (
-        "[...document.querySelectorAll('.chart > svg[role]:not(.weights)')]"
-        ".map(each => each.getBoundingClientRect().width / each.viewBox.baseVal.width)"
-    )
-    found = page.printed(sizes)
+    drawn = "[...document.querySelectorAll('.chart > svg[role]:not(.weights)')]"
+    told = f"addEventListener('beforeprint', () => {{ onPaper = {drawn}.map(each => each.viewBox.baseVal.width); }})"
+    page.js(f"(window.onPaper = null, {told})")  # for what width; nothing is drawn again once styles are paper's
+    widths = page.printed(f"{drawn}.map(each => each.getBoundingClientRect().width)")
+    found = [width / intended for width, intended in zip(widths, page.js("onPaper"), strict=True)]
     assert len(found) == page.js("document.querySelectorAll('.curves .chart, .learned .chart:has(.curve)').length") > 5
-    assert all(0.8 < size < 1.25 for size in found), found
+    assert all(0.95 < size < 1.05 for size in found), found
     assert page.printed("getComputedStyle(document.querySelector('thead button')).display") == "contents"
-    page.until("document.body.className === ''")
 
 
 def test_paper_leaves_out_what_is_long(opened, tmp_path):

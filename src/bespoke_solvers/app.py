@@ -122,9 +122,10 @@ def page(playground: Playground) -> Any:
             return gr.Dropdown(possible, value=possible[0]), _shown(playground.scale(name or None))
 
         chosen = [model, solver, nfe, baseline, seed, samples, label, guidance]
-        model.input(change_model, model, [label, samples, shown], **IN_TURN)
-        solver.input(change_solver, solver, [nfe, guidance], **AT_ONCE)
-        gr.on([button.click, seed.submit], playground.stop, None, None, **AT_ONCE).then(draw, chosen, shown, **IN_TURN)
+        model.change(change_model, model, [label, samples, shown], **IN_TURN)
+        solver.change(change_solver, solver, [nfe, guidance], **AT_ONCE)
+        asked = [button.click, seed.submit, samples.submit, guidance.submit]
+        gr.on(asked, playground.stop, None, None, **AT_ONCE).then(draw, chosen, shown, **IN_TURN)
         blocks.load(draw, chosen, shown, **IN_TURN)
     return blocks
 

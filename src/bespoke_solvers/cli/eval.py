@@ -43,7 +43,7 @@ def eval(
     baselines: Annotated[
         str,
         typer.Option(
-            help="Methods to compare with: euler,dpmpp-2m,unipc@karras, say, or all; on their best time grids."
+            help="Methods to compare with: euler,dpmpp-2m,unipc@karras, say, or all, or none; on their best time grids."
         ),
     ] = "euler,midpoint,heun,rk4",
     nfe: Annotated[
@@ -80,8 +80,8 @@ def eval(
     found, resolved = solvers(solver[0]), resolve(model, guidance, **more)
     if fid:
         check_pictures(resolved)
-    everything = baselines.strip() == "all"
-    names = list(dedicated.NAMES) if everything else [name.strip() for name in baselines.split(",")]
+    known = {"all": list(dedicated.NAMES), "none": []}
+    names = known.get(baselines.strip(), [name.strip() for name in baselines.split(",")])
     methods, _ = comparison.methods(found, names, costs, resolved)
     for each in found:
         each.check(resolved)

@@ -95,7 +95,9 @@ def paper(
             resolve(name, scale, device=device)
         _tell(store, list(names), experiments, counts, seed, out)
         return
-    if draw and (missing := [name for name in names if not any(store.of(name))]) and len(missing) < len(names):
+    if draw and (missing := [name for name in names if not any(store.of(name))]):
+        if len(missing) == len(names):
+            raise ValueError(f"{out} has no cells of {', '.join(missing)}; measure them first, without --draw")
         typer.echo(f"left out, of which {out} has no cells: {', '.join(missing)}", err=True)
         names = {name: names[name] for name in names if name not in missing}
     output_folder(out)

@@ -86,7 +86,8 @@ def gaps(results: Results) -> list[str]:
     judged = {model: any("fid" in cell for cell in results.cells(model)) for model in results.models}
     found = []
     for model in results.models:
-        absent = [str(nfe) for nfe in results.counts.nfe if results.value(model, RK2_BESPOKE, nfe) is None]
+        possible = plan.evaluations(RK2_BESPOKE, results.counts.nfe)
+        absent = [str(nfe) for nfe in possible if results.value(model, RK2_BESPOKE, nfe) is None]
         lacks = [f"{' and '.join(absent)} NFE"] if absent else []
         lacks += ["FID"] if any(judged.values()) and not judged[model] else []
         found += [f"{results.title(model)}: {', '.join(lacks)}."] if lacks else []
@@ -159,7 +160,7 @@ def paths(results: Results) -> Section | None:
         charts = [
             Chart(
                 f"Sample {i + 1}",
-                "first principal component; upwards the second",
+                "first component",
                 {name: track for name, track in tracks.items() if name != EXACT},
                 {EXACT: tracks[EXACT]},
             )
@@ -169,7 +170,7 @@ def paths(results: Results) -> Section | None:
             shown[results.title(model)] = {"charts": charts}
     text = (
         f"The steps of RK2 and RK2-Bespoke with {plan.paths_at(results.counts.nfe)} NFE from the same noise, and the "
-        "exact path (dotted), in the plane of their two principal components."
+        "exact path (dotted), in the plane of their two principal components, upwards the second."
     )
     return Learned(plan.PATHS.name, in_paper(plan.PATHS, text), shown, "Model") if shown else None
 
@@ -203,7 +204,8 @@ def theta(results: Results) -> Section | None:
 def provenance(results: Results, command: str) -> Provenance:
     """What one needs to know to repeat or to doubt the figures."""
     counts, cells = results.counts, results.cells()
-    measured = {
+    fitted = {cell["method"] for cell in cells if cell["measured"] == "fit"}
+    told = {
         "samples": f"{counts.samples:,} from noise that no fit and no choice has seen, seed {results.seed}",
         "fits": f"RK1- and RK2-Bespoke: the paper's loss, Adam, {counts.iterations:,} iterations at "
         f"{counts.learning_rate:g} on {counts.paths:,} paths that are kept; the iteration with the lowest RMSE on "
@@ -218,7 +220,11 @@ def provenance(results: Results, command: str) -> Provenance:
         ),
         "dates": _distinct(sorted(cell["date"] for cell in cells)),
     }
-    groups = {"Measured": measured} | {model: _facts(results.about(model)) for model in results.models}
+    if not fitted & {*plan.BY_ADAM}:
+        del told["fits"]
+    if NS not in fitted:
+        del told[NS]
+    groups = {"Measured": told} | {model: _facts(results.about(model)) for model in results.models}
     commands = list(dict.fromkeys(cell["command"] for cell in cells))
     return Provenance("Provenance", commands or [command], groups)
 

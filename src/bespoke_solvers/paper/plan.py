@@ -132,6 +132,8 @@ def chosen(only: Sequence[str]) -> list[Experiment]:
 
 def evaluations(method: str, nfe: Sequence[int]) -> list[int]:
     """Those that a method can have: EDM takes one more, and the paper's 35; others leave out what they cannot have."""
+    if source_of(method):
+        method = RK2_BESPOKE
     if method == EDM:
         return sorted({*(n + 1 - n % 2 for n in nfe), EDM_NFE})
     if method in FITS:

@@ -71,15 +71,19 @@ def _cell(figure: Figure | None) -> str:
 
 @dataclass(frozen=True)
 class Checks(Section):
-    """Expected against got; more: what is to be known beyond that, below."""
+    """Expected against got; more: what is to be known beyond that, below. unchecked: statements without a case."""
 
     text: str
     checks: Sequence[Check]
     more: Sequence[str] = ()
+    unchecked: Sequence[str] = ()
 
     def html(self) -> str:
         """The whole section."""
         more = "".join(f'<p class="more">{escape(line)}</p>' for line in self.more)
+        if self.unchecked:
+            claims = "".join(f"<li>{escape(claim)}</li>" for claim in self.unchecked)
+            more += f'<div class="more">Not checked, for want of measurements or of samples:<ul>{claims}</ul></div>'
         return f"<p>{escape(self.text)}</p>" + "".join(check.html() for check in self.checks) + more
 
 
@@ -112,8 +116,10 @@ def headline(results: Results, found: Sequence[Relation]) -> Headline:
 
 
 def _shown(results: Results) -> tuple[int, list[str]] | None:
-    """The evaluations that the headline is of, 10 or the fewest, and the models of which a Bespoke solver has them."""
-    for nfe in sorted(results.counts.nfe, key=lambda nfe: (nfe != 10, nfe)):
+    """The evaluations that the headline is of, 10 or the fewest that RK2-Bespoke, or else NS, can have; and the models
+    of which one of the two has them."""
+    possible = plan.evaluations(RK2_BESPOKE, results.counts.nfe)
+    for nfe in sorted(results.counts.nfe, key=lambda nfe: (nfe not in possible, nfe != 10, nfe)):
         models = [m for m in results.models if any(results.value(m, name, nfe) is not None for name in OWN)]
         if models:
             return nfe, models
@@ -169,8 +175,8 @@ def _doubts(results: Results) -> list[str]:
     fits = [fit for model in results.models for name in plan.BY_ADAM for _, fit in results.fits(model, name)]
     if cut := sum(fit["best_iteration"] == fit["iterations"] for fit in fits):
         found.append(
-            f"Of {len(fits)} fits with {results.counts.iterations:,} iterations {cut} were best at the last one: with "
-            "more (--iterations) they would come closer."
+            f"In {cut} of {len(fits)} fits with {results.counts.iterations:,} iterations the last one was the best: "
+            "with more (--iterations) they would come closer."
         )
     return found
 
@@ -190,9 +196,8 @@ def checks(found: Sequence[Relation]) -> Checks:
         "prediction are taken to be of the same data; how far they are apart with RK2, which is not fitted to them, "
         "is given for comparison. The time of a fit is by the clock, whatever else the processor did."
     ]
-    if absent := [relation.claim for relation in found if not relation.cases]:
-        more.append(f"Not checked, for want of measurements or of samples: {'; '.join(absent)}.")
-    return Checks("Expected against got", text, [_check(relation) for relation in found if relation.cases], more)
+    absent = [relation.claim for relation in found if not relation.cases]
+    return Checks("Expected against got", text, [_check(each) for each in found if each.cases], more, absent)
 
 
 def _check(relation: Relation) -> Check:
