@@ -67,6 +67,7 @@ def test_memory_does_not_grow_with_the_evaluations_nor_with_the_paths(monkeypatc
     """Beside the samples themselves, a few of which are at work at a time; what is kept of each path lies in files."""
     monkeypatch.setattr(regression, "AT_ONCE", 2**15)
     w = torch.randn(3, 3, 3, 3, generator=torch.Generator().manual_seed(0)) / 5
+    monkeypatch.setattr(regression, "SMALL", 0)
     schedule, size = CondOT(), (3, 32, 32)
 
     def u(t, x):

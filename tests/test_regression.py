@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bespoke_solvers import toy
+from bespoke_solvers import regression, toy
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.families import NonStationary
@@ -261,6 +261,18 @@ def test_what_a_fit_keeps_stays_on_a_gpu_that_has_room(monkeypatch):
     assert [x.device for x in scratch(3, like)] == [x.device for x in like]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 4 * 24, 10**9))
     assert [(x.device.type, x.shape) for x in scratch(3, like)] == [("cpu", (3, 2))] * 4, "all together"
+
+
+def test_what_a_fit_keeps_stays_in_memory_where_it_is_little(monkeypatch):
+    """All batches together count."""
+    files, like = [], [torch.zeros(2)] * 4
+    monkeypatch.setattr(regression, "on_disk", lambda shape, dtype: files.append(shape) or torch.empty(shape))
+    monkeypatch.setattr(regression, "SMALL", 4 * 24 + 1)
+    assert [x.shape for x in scratch(3, like)] == [(3, 2)] * 4
+    assert not files
+    monkeypatch.setattr(regression, "SMALL", 4 * 24)
+    scratch(3, like)
+    assert files == [(3, 2)] * 4
 
 
 def test_a_tensor_on_disk_leaves_no_file(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from bespoke_solvers.table import TableError
 
 DIFFERENCES = (1e-3, 1e-2, 1e-1)  # how far an input is moved: the more, the more a network is rounded (TF32, bfloat16)
 DAMPINGS = (1e4, 300.0, 10.0, 0.3, 1e-2, 3e-4, 1e-5, 3e-7)
+LEAST = 1e-2  # of the strongest effect on the samples: numbers with less of one are damped as if they had that much
 PAYS = 0.02  # nats of MSE (0.09 dB) that a step must gain for another one to be worth its cost
 
 
@@ -108,7 +109,7 @@ class GaussNewton(Stage):
             if not 0 <= index < len(DAMPINGS):
                 return math.inf
             if index not in tried:
-                tried[index] = self._candidate(self.theta + damped_solve(H, g, DAMPINGS[index]))
+                tried[index] = self._candidate(self.theta + damped_solve(H, g, DAMPINGS[index], LEAST))
             return tried[index].loss
 
         while loss(self.damping) >= before and self.damping > 0:

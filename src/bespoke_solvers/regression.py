@@ -26,6 +26,7 @@ PASSES = 3
 ROUNDING = 1e-6  # of how far the other numbers move the samples, below which one moves them by rounding alone
 AT_ONCE = 2**22  # numbers in float64, the regressors of a row in as many samples
 ROOM = 10  # times what is kept on a GPU for all paths together must be free there
+SMALL = 2**26  # bytes that are kept in memory on a CPU: so few need no file
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Rows:
 
 
 def scratch(count: int, like: Sequence[Tensor]) -> list[Tensor]:
-    """`count` uninitialised tensors like each of those: on their GPU where it has plenty of room, else in files."""
-    size = count * sum(x.numel() * x.element_size() for x in like)
-    if like[0].is_cuda and size < torch.cuda.mem_get_info(like[0].device)[0] / ROOM:
+    """`count` uninitialised tensors like each of those: beside them where there is plenty of room, else in files."""
+    size, device = count * sum(x.numel() * x.element_size() for x in like), like[0].device
+    if size < (torch.cuda.mem_get_info(device)[0] / ROOM if device.type == "cuda" else SMALL):
         return [torch.empty((count, *x.shape), dtype=x.dtype, device=x.device) for x in like]
     return [on_disk((count, *x.shape), x.dtype) for x in like]
 
@@ -115,13 +116,16 @@ def fit_rows(
     return Rows(table, velocities, samples)
 
 
-def damped_solve(gram: Float[Tensor, "m m"], moments: Float[Tensor, " m"], damping: float) -> Float[Tensor, " m"]:
+def damped_solve(
+    gram: Float[Tensor, "m m"], moments: Float[Tensor, " m"], damping: float, least: float = ROUNDING
+) -> Float[Tensor, " m"]:
     """The solution of the normal equations, whose diagonal is made 1 + damping times as large.
 
-    A number that moves nothing, but for rounding, is not scaled like the others, or it would go anywhere.
+    A number with less than `least` of the strongest effect on the samples is damped as if it had that much: scaled by
+    its own, it could go anywhere.
     """
     scale = gram.diagonal().sqrt()
-    scale = scale.clamp(min=max(ROUNDING * scale.max().item(), 1e-30))
+    scale = scale.clamp(min=max(least * scale.max().item(), 1e-30))
     damped = gram / scale[:, None] / scale + damping * torch.eye(len(gram), dtype=gram.dtype)
     return torch.linalg.solve(damped, moments / scale) / scale  # type: ignore[no-any-return]
 
