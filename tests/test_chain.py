@@ -80,6 +80,26 @@ def test_a_baseline_is_the_start(model, bank, objective, method):
     torch.testing.assert_close(none.table.b, start.b)
 
 
+def test_a_start_takes_the_place_of_the_closed_form(model, bank):
+    """The end point alone leads less far from a baseline."""
+    start, options = dedicated.baseline("dpm-2", 4, model), SMALL | {"nfe": 4, "paths": 64, "validation_paths": 64}
+    solver = fit(model, bank, start=start, **options)
+    assert solver.fit["stages"] == ["projection", "endpoint"]
+    alone = fit(model, bank, start=start, **options, objective="endpoint")
+    assert alone.fit["stages"] == ["endpoint"]
+    assert on_choosing_set(solver, bank, model).rmse < 0.5 * on_choosing_set(alone, bank, model).rmse
+
+
+@pytest.mark.parametrize(
+    ("family", "nfe", "start", "most"), [("rk1", 6, None, 0.02), ("rk2", 10, None, 0.006), ("ns", 4, "dpm-2", 0.06)]
+)
+def test_numbers_that_hardly_move_the_samples_do_not_stop_the_end_point(model, bank, family, nfe, start, most):
+    """Its steps were so long in them that none led downhill, and it ended after one or two."""
+    options = SMALL | {"nfe": nfe, "paths": 64, "validation_paths": 64, "objective": "endpoint", "iterations": 8}
+    begin = {} if start is None else {"start": dedicated.baseline(start, nfe, model)}
+    assert fit(model, bank, family=family, **options, **begin).validation["rmse"] < most
+
+
 @pytest.mark.parametrize("method", ["dpmpp-2m", "heun"])
 def test_projection_begins_at_any_baseline(model, bank, method):
     """The last time of one on a log-snr grid is close to 1, that of Heun's method is 1."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from bespoke_solvers import toy
 from bespoke_solvers.bank import Bank
@@ -51,6 +52,16 @@ def test_wrong_combinations_are_named(model, bank, options, message):
 def test_fresh_paths_are_for_the_bound(model, bank, options):
     with pytest.raises(ValueError, match="are for the bound; endpoint needs paths that are kept"):
         fit(model, bank, **SMALL | {"paths": "fresh"} | options)
+
+
+def test_a_start_that_scales_noise_that_is_not_scaled_is_named(bank, model):
+    """A pipeline, which feeds the noise as it is, would refuse the solver."""
+    own = dataclasses.replace(model, scales_noise=False)
+    start = baseline("euler", 3).on(model)
+    fit(own, Bank(own, batch_size=16), **CHAINED, start=start)
+    scaled = dataclasses.replace(start, a=torch.cat([0.5 * start.a[:1], start.a[1:]]))
+    with pytest.raises(ValueError, match=r"the start multiplies the noise by 0\.5, but the model's samplers by 1;"):
+        fit(own, Bank(own, batch_size=16), **CHAINED, start=scaled)
 
 
 def test_a_start_with_another_nfe_is_named(model, bank):

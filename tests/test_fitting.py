@@ -335,6 +335,7 @@ def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
         ({"nfe": 8.0}, "got 8.0"),
         ({"nfe": 0}, "got 0"),
         ({"bank": "folder"}, "got a str as bank; expected a Bank"),
+        ({"start": "s.json"}, r"got a str to start from; expected a table .*, solver\.table say"),
         ({"validate_every": 0}, "validate_every must be at least 1, got 0"),
     ],
     ids=str,

@@ -81,7 +81,8 @@ def fit(
     objective: for `ns`, how far the chain closed-form, projection, endpoint goes; for `rk1` and `rk2`, bound (eq. 26)
     or endpoint; or a loss of one's own for Adam, a function of the family and a batch of paths.
     effort: `low`, `medium` (default) or `high`, which names objective, paths and iterations of `ns` (see `EFFORTS`).
-    start: for `ns`, a table on the model (a baseline's, say) from which projection or endpoint begin.
+    start: for `ns`, a table on the model (a baseline's, say) in the place of the closed form: projection and endpoint
+    go on from it, or an objective that is given, alone.
     paths: how many exact paths are solved once and kept (`enough`, by default); "fresh" solves new ones for each step,
     as the paper does.
     iterations: the most steps of the last stage, which ends earlier where they no longer pay.
@@ -100,6 +101,8 @@ def fit(
     if isinstance(nfe, bool) or not isinstance(nfe, numbers.Integral) or nfe < 1:
         raise ValueError(f"nfe must be a whole number of at least 1, got {nfe!r}; for several, fit one after another")
     nfe = int(nfe)
+    if not isinstance(start, Table | None):
+        raise ValueError(f"got a {type(start).__name__} to start from; expected a table on the model, solver.table say")
     if not isinstance(bank, Bank | None):
         raise ValueError(f"got a {type(bank).__name__} as bank; expected a Bank(model, folder)")
     if isinstance(family, str):
@@ -112,7 +115,13 @@ def fit(
     learning_rate = LEARNING_RATE if learning_rate is None else learning_rate
     paths, steps = amounts(model, learner, objective, effort, names, paths, iterations)
     if start is not None and isinstance(learner, NonStationary):
+        held = learner.held_scale(model)
         learner.load_table(start.off(model))
+        if held is not None and not math.isclose(float(start.a[0]), held, rel_tol=1e-6):
+            raise ValueError(
+                f"the start multiplies the noise by {float(start.a[0]):.6g}, but the model's samplers by {held:.6g}; "
+                "give another start, or a model with scales_noise=True"
+            )
     validation_paths = enough(model, VALIDATION_PATHS) if validation_paths is None else validation_paths
     if validation_paths < 1:
         raise ValueError(f"{validation_paths} paths to validate are too few")
@@ -229,7 +238,9 @@ def stages_of(
         raise ValueError(f"new paths in every iteration are for the bound; {name} needs paths that are kept")
     if learning_rate is not None and name != "bound":
         raise ValueError(f"learning_rate = {learning_rate:g} is for Adam and the bound; {name} has none, leave it out")
-    if not chained or started:
+    if started:  # in the place of the closed form; an objective that was asked for begins there
+        return [name] if objective else list(CHAIN[1 : CHAIN.index(name) + 1])
+    if not chained:
         return [name]
     return list(HIGH if (effort, name) == ("high", CHAIN[-1]) else CHAIN[: CHAIN.index(name) + 1])
 
