@@ -37,7 +37,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    whole: Annotated[bool, typer.Option("--traceback", help="Show Python's traceback with an error.")] = False,
+    whole: Annotated[bool, typer.Option("--traceback", help="Show the Python traceback of an error.")] = False,
 ) -> None:
     """Tiny custom ODE solvers for pre-trained diffusion and flow models."""
 

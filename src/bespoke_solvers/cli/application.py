@@ -18,15 +18,18 @@ from bespoke_solvers.playground import Playground
 def app(
     model: ModelName,
     solver: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOLVER]...", help="Solver files, folders or repositories.")
+        list[str] | None,
+        typer.Argument(metavar="[SOLVER]...", help="Solver files, folders with one, or repositories on the Hub."),
     ] = None,
-    also: Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Another model to choose from.")] = None,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact samples.")] = 1e-5,
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="A further model to choose from; repeatable.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Error tolerance of the exact samples.")] = 1e-5,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="By default the first free one from 7860 on.")
+        int | None, typer.Option(min=1, max=65535, help="Port to serve at; by default the first free one from 7860 on.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen at; by default for this machine alone.")
+        str, typer.Option(help="Address to serve at; the default can be reached from this machine alone.")
     ] = "127.0.0.1",
     prompts: Prompts = None,
     size: Size = None,
@@ -34,7 +37,7 @@ def app(
     offload: Offloading = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Show MODEL's samples by solvers, by a baseline and exact, side by side in a page on this machine."""
+    """Serve a local page that shows MODEL's samples side by side: by a baseline, by your solvers, and exact."""
     page.gradio()
     if not _is_loopback(host):
         typer.echo(

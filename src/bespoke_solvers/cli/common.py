@@ -22,37 +22,40 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help=f"{', '.join(zoo.NAMES)}, toy:digits, toy:checkerboard (with -fm-v-cs, -vp or -edm for another path), a "
-        "folder of diffusers, or package.module:name of a Model or a function that returns one",
+        "diffusers folder, or package.module:name of a Model or of a function that returns one.",
     ),
 ]
-SOLVER = "The solver file; its folder; its repository on the Hugging Face Hub (user/name); or zoo:NAME."
+SOLVER = "A solver file, a folder with one, a repository on the Hugging Face Hub (user/name), or zoo:NAME."
 Guidance = Annotated[
     float | None,
-    typer.Option(help="Scale of guidance; for folders of diffusers that know it, pipelines have one by default."),
+    typer.Option(
+        help="Scale of classifier-free guidance, where MODEL supports it; pipelines have a default of their own."
+    ),
 ]
-Prompts = Annotated[
-    Path | None, typer.Option(help="A file with a prompt in each line, to draw from; for pipelines of diffusers.")
-]
-Size = Annotated[int | None, typer.Option(min=1, help="The side of a picture; for pipelines of diffusers.")]
+Prompts = Annotated[Path | None, typer.Option(help="Pipelines: a file of prompts to draw from, one a line.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Pipelines: width and height of the pictures in pixels.")]
 Precision = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option("--dtype", help="Of the network, float32 by default; for pipelines of diffusers."),
+    typer.Option("--dtype", help="Pipelines: precision of the network; float32 by default."),
 ]
 Offloading = Annotated[
     Offload | None,
-    typer.Option("--offload", help="Keep on the CPU what does not work: networks or layers; for pipelines."),
+    typer.Option("--offload", help="Pipelines: keep idle networks (model) or idle layers (sequential) on the CPU."),
 ]
 FidTo = Annotated[
-    Path | None, typer.Option(help="Measure FID to this folder of `bespoke data`, or to this .npz file of statistics.")
+    Path | None,
+    typer.Option(
+        help="Measure FID against the pictures in this folder (from `bespoke data`) or the statistics in this .npz."
+    ),
 ]
-FidSamples = Annotated[int, typer.Option(min=2, help="How many samples to measure it on.")]
+FidSamples = Annotated[int, typer.Option(min=2, help="Number of samples that FID is measured on.")]
 InceptionFile = Annotated[
-    Path | None, typer.Option(help="The weights of the usual Inception; by default downloaded once.")
+    Path | None, typer.Option(help="File with the weights of the Inception network; downloaded once by default.")
 ]
 MANY = 1_000_000
 LARGEST_SEED = 2**32 - 1  # more bits PyTorch's generator does not take, and draws the same again
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print what would be done, and stop.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")]
 # What was typed, for provenance; `main` sets it, and where the commands are called otherwise it is not known.
 command_line: ContextVar[str] = ContextVar("command_line", default="bespoke ...")
 

@@ -14,21 +14,21 @@ def data(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or zip of pictures, or the files of CIFAR-10 (a folder or the .tar.gz) or MNIST (a folder).",
+            help="Folder or zip of pictures, CIFAR-10 (its folder or .tar.gz), or MNIST (a folder of its files).",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Make squares of that side: scaled and cropped; needed if sizes differ. MNIST gets a margin."
+            min=1, help="Scale and crop to squares of this side; needed if sizes differ. MNIST gets a margin instead."
         ),
     ] = None,
-    split: Annotated[Literal["train", "test"], typer.Option(help="Which part of the data set.")] = "train",
+    split: Annotated[Literal["train", "test"], typer.Option(help="Part of the data set to take.")] = "train",
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Bring a data set of pictures into a form that training and evaluation read quickly."""
+    """Convert a data set of pictures into the form that training and evaluation read."""
     if dry_run:
         found = check(source, out, size=size, split=split)
         counted = "pictures" if found.count is None else f"{found.count:,} pictures"

@@ -21,12 +21,12 @@ BATCH, TOLERANCE = 8, 3e-4
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="A folder for the solver file, the figures and the pictures.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the solver file, the figures and the pictures.")] = Path(
         "out/demo"
     ),
     quiet: Quiet = False,
 ) -> None:
-    """The whole story on a network that comes with the package: fit a solver, compare it, look at it."""
+    """See it work on a network that comes with the package: fit a solver, compare it, look at the pictures."""
     output_folder(out)
     model = resolve(MODEL)
     counter = Counter(model.velocity)

@@ -39,24 +39,24 @@ from bespoke_solvers.models import copies, resolve
 def eval(
     model: ModelName,
     solver: Annotated[list[str], typer.Option(help=SOLVER)],
-    out: Annotated[Path, typer.Option(help="A folder for the report, the figures (results.json) and the pictures.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html, results.json and the pictures.")],
     baselines: Annotated[
         str,
         typer.Option(
-            help="Methods to compare with: euler,dpmpp-2m,unipc@karras, say, or all, or none; on their best time grids."
+            help="Methods to compare with, each on its best time grid: all, none, or a list such as euler,unipc@karras."
         ),
     ] = "euler,midpoint,heun,rk4",
     nfe: Annotated[
-        str, typer.Option(help="Evaluations at which to run the baselines, beside the solver's own.")
+        str, typer.Option(help="Numbers of evaluations at which to run the baselines, besides the solver's own.")
     ] = "4,6,8,10,16,20",
-    samples: Annotated[int, typer.Option(min=1, help="How many samples to report on.")] = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 32,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact samples.")] = 1e-5,
-    bank: Annotated[Path | None, typer.Option(help="Folder of exact samples, used again; by default OUT/bank.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples that errors are reported on.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of samples drawn at a time.")] = 32,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Error tolerance of the exact samples.")] = 1e-5,
+    bank: Annotated[Path | None, typer.Option(help="Folder where exact samples are kept; by default OUT/bank.")] = None,
     fid: FidTo = None,
     fid_samples: FidSamples = 50_000,
     inception: InceptionFile = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     dry_run: DryRun = False,
     guidance: Guidance = None,
     prompts: Prompts = None,
@@ -67,7 +67,7 @@ def eval(
 ) -> None:
     """Compare a solver with other methods on new noise: RMSE and PSNR to the exact samples, in a report with pictures.
 
-    With --fid, also how close their samples are to real pictures (FID and KID), beside the exact samples.
+    With --fid, also measure how close all samples are to real pictures (FID and KID).
     """
     if len(solver) > 1:
         raise ValueError(

@@ -37,45 +37,63 @@ from bespoke_solvers.table import Table
 
 def fit(
     model: ModelName,
-    nfe: Annotated[str, typer.Option(help="Evaluations that a sample may cost: 8, or several as 4-10 or 5,8,10.")],
-    out: Annotated[Path, typer.Option(help="The solver file to write (JSON).")],
-    family: Annotated[Literal["ns", "rk2", "rk1"], typer.Option(help="What kind of solver.")] = "ns",
+    nfe: Annotated[
+        str,
+        typer.Option(help="Number of model evaluations per sample: 8, or several such as 4-10 or 5,8,10."),
+    ],
+    out: Annotated[Path, typer.Option(help="Solver file to write (.json).")],
+    family: Annotated[
+        Literal["ns", "rk2", "rk1"],
+        typer.Option(help="Family of solvers: non-stationary (ns), RK2-Bespoke (rk2) or RK1-Bespoke (rk1)."),
+    ] = "ns",
     effort: Annotated[
         Literal["low", "medium", "high"] | None,
-        typer.Option(help="From seconds to minutes; for ns, medium by default."),
+        typer.Option(help="How thorough a fit of ns is, from seconds to minutes; medium by default."),
     ] = None,
     objective: Annotated[
         Literal["closed-form", "projection", "endpoint", "bound"] | None,
-        typer.Option(help="How far to go instead (ns: the first three), or what to minimise (rk1, rk2: the last two)."),
+        typer.Option(
+            help="ns: the last stage to run, one of the first three. rk1, rk2: the loss, one of the last two."
+        ),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="Begin at a baseline, such as dpmpp-2m@karras, or the best of them all (best); for ns."),
+        typer.Option(
+            help="ns: start from a baseline such as dpmpp-2m@karras, or from the best of all baselines (best)."
+        ),
     ] = None,
-    learn: Annotated[Literal["both", "time", "scale"], typer.Option(help="What to learn; for rk1 and rk2.")] = "both",
-    paths: Annotated[int | None, typer.Option(min=1, help="Exact paths to fit to, solved once and kept.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="New paths in every iteration, as the paper does.")] = False,
-    iterations: Annotated[int | None, typer.Option(min=0, help="The most steps of the objective.")] = None,
+    learn: Annotated[
+        Literal["both", "time", "scale"], typer.Option(help="rk1, rk2: learn time, scale, or both.")
+    ] = "both",
+    paths: Annotated[
+        int | None, typer.Option(min=1, help="Number of exact paths to fit to; they are solved once and kept.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Solve new paths in every iteration, as the paper does (bound only).")
+    ] = False,
+    iterations: Annotated[int | None, typer.Option(min=0, help="Most steps of the last stage.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0.0, help=f"Of Adam, for the bound alone; {fitting.LEARNING_RATE:g} by default.")
+        float | None,
+        typer.Option(min=0.0, help=f"Adam's learning rate (bound only); {fitting.LEARNING_RATE:g} by default."),
     ] = None,
     validation_paths: Annotated[
-        int | None, typer.Option(min=1, help="Samples to choose by, and as many to report on.")
+        int | None,
+        typer.Option(min=1, help="Number of samples to choose the best step by; as many others are reported on."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Paths that are solved and used together.")] = 32,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Of the exact paths.")] = 1e-5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of paths that are solved and fitted at a time.")] = 32,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Error tolerance of the exact paths.")] = 1e-5,
     bank: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of exact paths, used again by every fit for this model; by default MODEL.bank beside OUT."
+            help="Folder where exact paths are kept for later fits to this model; by default MODEL.bank beside OUT."
         ),
     ] = None,
-    budget: Annotated[float, typer.Option(min=0.0, help="The most GiB that the bank may take.")] = 4.0,
+    budget: Annotated[float, typer.Option(min=0.0, help="Most GiB that the bank may take.")] = 4.0,
     fid: FidTo = None,
     fid_samples: FidSamples = 10_000,
     inception: InceptionFile = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     dry_run: DryRun = False,
     guidance: Guidance = None,
     prompts: Prompts = None,
@@ -84,9 +102,9 @@ def fit(
     offload: Offloading = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a solver for MODEL. An interrupted fit goes on where it was when the same command is given again.
+    """Fit a solver to MODEL. If interrupted, the same command resumes the fit.
 
-    With --fid, the best step is the one of the lowest FID, rather than that closest to the exact samples.
+    With --fid, the step with the lowest FID is kept, not the one closest to the exact samples.
     """
     output_file(out, ".json")
     if out.exists() and not overwrite:

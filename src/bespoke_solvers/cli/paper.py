@@ -30,50 +30,70 @@ from bespoke_solvers.paper.results import Results
 
 
 def paper(
-    model: Annotated[list[str], typer.Argument(metavar="MODEL...", help="One or several models, as in bespoke fit.")],
-    out: Annotated[Path, typer.Option(help="A folder for the cells, the report, results.json and the figures.")],
+    model: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="One or more models, named as in `bespoke fit`.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the measurements (cells), the report, results.json and the figures.")
+    ],
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only the experiment with this label of the paper, fig:3_paths or fig_a:* say; repeatable."),
+        typer.Option(
+            help="Run only the experiments with this label in the paper, such as fig:3_paths or fig_a:*; repeatable."
+        ),
     ] = None,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Reduced counts, for minutes on a CPU with toys; what follows changes single ones."
+            "--quick",
+            help="Reduced counts: minutes on a CPU with a toy. The options below still override single counts.",
         ),
     ] = False,
-    nfe: Annotated[str | None, typer.Option(help="Evaluations of a sample; 8,10,16,20 by default.")] = None,
-    paths: Annotated[int | None, typer.Option(min=1, help="Exact paths to fit to.")] = None,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Of each fit of RK1- and RK2-Bespoke.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Of those.")] = None,
-    choose: Annotated[int | None, typer.Option(min=1, help="Samples to choose the best iteration by.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples to report on.")] = None,
-    tolerance: Annotated[float | None, typer.Option(min=0.0, help="Of the exact paths.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Paths that are solved and used together.")] = None,
-    real: Annotated[
-        Path | None, typer.Option(help="Measure FID to this folder of `bespoke data`, or to this .npz of statistics.")
+    nfe: Annotated[
+        str | None, typer.Option(help="Numbers of evaluations to compare at; 8,10,16,20 by default.")
     ] = None,
-    fid_samples: Annotated[int | None, typer.Option(min=2, help="Samples for FID.")] = None,
+    paths: Annotated[int | None, typer.Option(min=1, help="Number of exact paths to fit to.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Iterations of each RK1- and RK2-Bespoke fit.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Adam's learning rate in these fits.")] = None,
+    choose: Annotated[
+        int | None, typer.Option(min=1, help="Number of samples that the best iteration is chosen on.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of samples that errors are reported on.")] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0.0, help="Error tolerance of the exact paths.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of paths that are solved and fitted at a time.")
+    ] = None,
+    real: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure FID against the pictures in this folder (from `bespoke data`) or the statistics in this .npz."
+        ),
+    ] = None,
+    fid_samples: Annotated[int | None, typer.Option(min=2, help="Number of samples that FID is measured on.")] = None,
     inception: InceptionFile = None,
     guidance: Annotated[
         list[float] | None,
-        typer.Option(help="Study each folder of diffusers with guidance of this scale, too; repeatable."),
+        typer.Option(help="Run everything with this guidance scale as well, on models that support it; repeatable."),
     ] = None,
     training: Annotated[
         list[str] | None,
-        typer.Option(help="MODEL=SECONDS that its training took, where its folder does not say; repeatable."),
+        typer.Option(help="MODEL=SECONDS: how long its training took, if its folder does not say; repeatable."),
     ] = None,
-    bank: Annotated[Path | None, typer.Option(help="Folder of exact paths; by default OUT/bank.")] = None,
-    budget: Annotated[float, typer.Option(min=0.0, help="The most GiB that a model's exact paths may take.")] = 16.0,
-    device: Annotated[str | None, typer.Option(help="For models in folders; the GPU, where there is one.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides all noise.")] = 0,
-    draw: Annotated[bool, typer.Option("--draw", help="Measure nothing: draw what the cells in OUT say.")] = False,
+    bank: Annotated[Path | None, typer.Option(help="Folder where exact paths are kept; by default OUT/bank.")] = None,
+    budget: Annotated[float, typer.Option(min=0.0, help="Most GiB that the exact paths of one model may take.")] = 16.0,
+    device: Annotated[
+        str | None, typer.Option(help="Device for models from folders; by default a GPU if there is one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all noise.")] = 0,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Measure nothing; write the report from the cells in OUT.")
+    ] = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the paper's experiments again on models of one's own, and write them up in a report.
+    """Repeat the paper's experiments on your own models, and write a report.
 
-    Everything measured is kept in OUT/cells. Interrupted, or asked for more, the same command measures what is missing.
+    Everything measured is kept in OUT/cells; if interrupted or asked for more, only what is missing is measured.
     """
     given: dict[str, Any] = {
         **{"nfe": tuple(evaluations(nfe)) if nfe else None, "paths": paths, "iterations": iterations},

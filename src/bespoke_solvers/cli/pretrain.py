@@ -26,17 +26,20 @@ from bespoke_solvers.pretrain_configs import CONFIGS, configuration
 
 
 def pretrain(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help=f"One of {', '.join(CONFIGS)}.")],
-    data: Annotated[Path, typer.Option(help="The folder of the data set (see bespoke data).")],
-    out: Annotated[Path, typer.Option(help="A folder for the network, its card, checkpoint and sample pictures.")],
-    minutes: Annotated[float | None, typer.Option(help="Train for so long, resumed runs included.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train for so many steps instead.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures in a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="The largest of the schedule.")] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="A folder of bespoke pretrain: go on from its weights, with a new schedule.")
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help=f"Configuration: {', '.join(CONFIGS)}.")],
+    data: Annotated[Path, typer.Option(help="Folder of the data set, from `bespoke data`.")],
+    out: Annotated[Path, typer.Option(help="Folder for the network, its card, checkpoints and sample pictures.")],
+    minutes: Annotated[float | None, typer.Option(help="Time to train for, including earlier runs into OUT.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps to train for instead, including earlier runs into OUT.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides weights, noise and the order of the pictures.")] = 0,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Number of pictures in a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Peak of the learning-rate schedule.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Start from the weights in this folder of `bespoke pretrain`, with a new schedule."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the noise and the order of the pictures.")] = 0,
     half: Annotated[bool, typer.Option("--half", help="Save the weights in float16.")] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Do not compile the network on the GPU.")] = False,
     fid: FidTo = None,
@@ -45,9 +48,9 @@ def pretrain(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a flow or diffusion network. Interrupted, it goes on where it was when the same command is given again.
+    """Train a flow or diffusion network. If interrupted, the same command resumes the training.
 
-    With --fid, FID is measured along the way, in time that no limit counts.
+    With --fid, FID is measured along the way; the time that this takes counts towards no limit.
     """
     chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
     first = model_folder.start(folder_of(str(start))) if start else None

@@ -33,10 +33,14 @@ from bespoke_solvers.solver import load
 def sample(
     model: ModelName,
     solver: Annotated[str, typer.Option(help=SOLVER)],
-    out: Annotated[Path, typer.Option(help="The picture (.png), or the samples themselves (.safetensors).")],
-    seeds: Annotated[str, typer.Option(help="One sample for each, for example 0-63 or 1,2,5.")] = "0-63",
-    nfe: Annotated[int | None, typer.Option(help="Which table of a file with several.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples drawn together.")] = 64,
+    out: Annotated[
+        Path, typer.Option(help="File to write: a picture (.png), or the samples themselves (.safetensors).")
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds of the samples, one each: 0-63 or 1,2,5.")] = "0-63",
+    nfe: Annotated[
+        int | None, typer.Option(help="Which of the file's solvers to use, by its number of evaluations.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of samples drawn at a time.")] = 64,
     guidance: Guidance = None,
     prompts: Prompts = None,
     size: Size = None,

@@ -11,9 +11,9 @@ from bespoke_solvers.cli.common import SOLVER, in_figures, output_file, solvers
 
 def show(
     file: Annotated[str, typer.Argument(metavar="SOLVER", help=SOLVER)],
-    out: Annotated[Path | None, typer.Option(help="Draw what was learned (.png).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Picture of what was learned (.png).")] = None,
 ) -> None:
-    """Say what is in a solver file."""
+    """Show what is in a solver file."""
     if out:
         output_file(out, ".png")
     found = solvers(file)
