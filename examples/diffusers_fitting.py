@@ -13,7 +13,6 @@ import torch
 import bespoke_solvers as bs
 from bespoke_solvers import pictures
 from bespoke_solvers.adapters import pipelines
-from bespoke_solvers.bank import Bank
 from bespoke_solvers.velocity import default_device
 
 TOLERANCE = 3e-5  # of the exact latents; a fit warns where their own error is too large to fit to
@@ -23,7 +22,7 @@ def main(folder: Path, prompts: list[str]) -> None:
     """Fit with 6 evaluations; draw 4 pictures both ways, from the same noise and for the same prompts."""
     model = pipelines.load(folder, prompts, guidance=3.5, device=default_device())
     # Four latents at a time: this is what bounds the memory. The exact paths are kept, for fits with other nfe.
-    bank = Bank(model, "exact.bank", batch_size=4, rtol=TOLERANCE, atol=TOLERANCE)
+    bank = bs.Bank(model, "exact.bank", batch_size=4, rtol=TOLERANCE, atol=TOLERANCE)
     solver = bs.fit(model, nfe=6, effort="low", paths=8, validation_paths=4, bank=bank)
     solver.save_pretrained("my-solver")  # solver.json and a model card; solver.push_to_hub("user/my-solver") shares it
     print(f"RMSE of latents {solver.validation['rmse']:.4f}, midpoint {solver.validation['baseline_rmse']:.4f}")

@@ -9,14 +9,13 @@ import sys
 import torch
 
 import bespoke_solvers as bs
-from bespoke_solvers.bank import Bank
 from bespoke_solvers.solver import push_to_hub, save_pretrained
 
 
 def main() -> None:
     """Fit two tables, share them, and draw with one that was shared."""
     model = bs.toy.load("toy:checkerboard")  # put your own bs.Model here
-    bank = Bank(model, batch_size=256)  # both fits take the same exact paths
+    bank = bs.Bank(model, batch_size=256)  # both fits take the same exact paths
     solvers = [bs.fit(model, nfe=nfe, effort="low", bank=bank, progress=False) for nfe in (4, 6)]
 
     save_pretrained(solvers, "my-solver")  # solver.json, and README.md, a card made of what the file knows

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bespoke_solvers import reference, schedules, toy
+from bespoke_solvers.bank import Bank
 from bespoke_solvers.fitting import fit
 from bespoke_solvers.solver import Solver, load
 from bespoke_solvers.table import Table
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from bespoke_solvers.adapters.scheduler import BespokeScheduler
 
 __all__ = [
+    "Bank",
     "BespokeScheduler",
     "Model",
     "Solver",

@@ -223,26 +223,27 @@ class Training:
         """What `training.json` says."""
         import diffusers
 
-        plan, gpu = self.plan, self.device.type == "cuda"
+        plan, data, gpu = self.plan, self.plan.data, self.device.type == "cuda"
         return {
             "config": plan.config.name,
             "schedule": describe_schedule(plan.config.schedule),
             "prediction": plan.config.prediction,
-            "data": {
-                **{"name": plan.data.name, "pictures": len(plan.data.pixels)},
-                **{"shape": plan.shape, "classes": plan.classes},
-            },
+            "data": {"name": data.name, "pictures": len(data.pixels), "shape": plan.shape, "classes": plan.classes},
             "settings": dataclasses.asdict(plan.config)
             | {"seed": plan.seed, "steps": plan.steps, "minutes": plan.minutes, "ema_decay": EMA_DECAY},
             "parameters": sum(value.numel() for value in self.parameters),
             "weights": "float16" if half else "float32",
-            **{"steps": self.steps, "images": self.steps * plan.config.batch_size, "seconds": round(self.seconds, 1)},
+            "steps": self.steps,
+            "images": self.steps * plan.config.batch_size,
+            "seconds": round(self.seconds, 1),
             "device": torch.cuda.get_device_name(self.device) if gpu else platform.machine() + " CPU",
             "precision": "bfloat16 autocast" if gpu else "float32",
             **({"gpu_memory": torch.cuda.max_memory_allocated(self.device)} if gpu else {}),  # bytes, at most
             "versions": {
-                **{"python": platform.python_version(), "torch": torch.__version__},
-                **{"diffusers": diffusers.__version__, "bespoke_solvers": __version__},
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "diffusers": diffusers.__version__,
+                "bespoke_solvers": __version__,
             },
             **({"start": plan.start.record} if plan.start else {}),
             "losses": self.curve(),

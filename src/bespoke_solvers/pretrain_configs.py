@@ -70,24 +70,60 @@ class Config:
 
 
 CIFAR10: dict[str, Any] = {
-    **{"size": 32, "channels": (256, 256, 256), "layers": 4, "attention": (16,), "head_channels": None},
-    **{"batch_size": 512, "learning_rate": 1e-4, "dropout": 0.3, "label_dropout": None},
+    "size": 32,
+    "channels": (256, 256, 256),
+    "layers": 4,
+    "attention": (16,),
+    "head_channels": None,
+    "batch_size": 512,
+    "learning_rate": 1e-4,
+    "dropout": 0.3,
+    "label_dropout": None,
 }
 IMAGENET64: dict[str, Any] = {
-    **{"size": 64, "channels": (192, 384, 576, 768), "layers": 3, "attention": (32, 16, 8), "head_channels": 64},
-    **{"batch_size": 2048, "learning_rate": 1e-4, "dropout": 0.1},
+    "size": 64,
+    "channels": (192, 384, 576, 768),
+    "layers": 3,
+    "attention": (32, 16, 8),
+    "head_channels": 64,
+    "batch_size": 2048,
+    "learning_rate": 1e-4,
+    "dropout": 0.1,
 }
 IMAGENET128: dict[str, Any] = {
-    **{"size": 128, "channels": (256, 256, 512, 768, 1024), "layers": 2, "attention": (32, 16, 8), "head_channels": 64},
-    **{"batch_size": 2048, "learning_rate": 1e-4, "warmup": 5000, "decay": 1.0},
+    "size": 128,
+    "channels": (256, 256, 512, 768, 1024),
+    "layers": 2,
+    "attention": (32, 16, 8),
+    "head_channels": 64,
+    "batch_size": 2048,
+    "learning_rate": 1e-4,
+    "warmup": 5000,
+    "decay": 1.0,
 }
 AFHQ256: dict[str, Any] = {
-    **{"size": 256, "channels": (256, 256, 512, 512, 1024, 1024), "layers": 2, "attention": (64, 32, 16)},
-    **{"head_channels": 64, "batch_size": 256, "learning_rate": 1e-4, "warmup": 5000, "decay": 1.0},
+    "size": 256,
+    "channels": (256, 256, 512, 512, 1024, 1024),
+    "layers": 2,
+    "attention": (64, 32, 16),
+    "head_channels": 64,
+    "batch_size": 256,
+    "learning_rate": 1e-4,
+    "warmup": 5000,
+    "decay": 1.0,
 }
 SMALL: dict[str, Any] = {
-    **{"size": 32, "channels": (24, 48, 64, 64), "layers": 2, "attention": (8,), "head_channels": 64, "groups": 8},
-    **{"batch_size": 512, "learning_rate": 1e-3, "warmup": 500, "decay": 1.0, "residual": False},
+    "size": 32,
+    "channels": (24, 48, 64, 64),
+    "layers": 2,
+    "attention": (8,),
+    "head_channels": 64,
+    "groups": 8,
+    "batch_size": 512,
+    "learning_rate": 1e-3,
+    "warmup": 500,
+    "decay": 1.0,
+    "residual": False,
 }
 
 CONFIGS = {

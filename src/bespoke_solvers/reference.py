@@ -19,8 +19,8 @@ from bespoke_solvers.scale_time import Between, ScaleTime, identity, transformed
 from bespoke_solvers.schedules import Cosine, Schedule, Sech, Tanh
 from bespoke_solvers.velocity import Counter, Ends, Model, Noise, Velocity, ends, expand
 
-# The difference to the fourth-order solution, and the point in the middle of the step (Shampine 1986).
 CHECKING_STEPS = 16  # at least, of the paths that others are checked by
+# The difference to the fourth-order solution, and the point in the middle of the step (Shampine 1986).
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 MIDDLE = (
     6025192743 / 60171106304,

@@ -14,7 +14,7 @@ from bespoke_solvers.adapters.pipelines import Offload, read_prompts
 from bespoke_solvers.cells import name_only
 from bespoke_solvers.judge import Judge, mark, real_pictures
 from bespoke_solvers.metrics import decimals
-from bespoke_solvers.solver import Solver, available, load
+from bespoke_solvers.solver import Solver, read, solvers_in
 from bespoke_solvers.velocity import NoiseSet
 
 ModelName = Annotated[
@@ -176,4 +176,4 @@ def solver_file(name: str) -> Path:
 def solvers(name: str) -> list[Solver]:
     """All solvers of a file."""
     path = solver_file(name)
-    return [load(path, nfe) for nfe in available(path)]
+    return list(solvers_in(read(path), str(path)).values())

@@ -96,9 +96,15 @@ def paper(
     Everything measured is kept in OUT/cells; if interrupted or asked for more, only what is missing is measured.
     """
     given: dict[str, Any] = {
-        **{"nfe": tuple(evaluations(nfe)) if nfe else None, "paths": paths, "iterations": iterations},
-        **{"learning_rate": learning_rate, "choose": choose, "samples": samples, "fid_samples": fid_samples},
-        **{"tolerance": tolerance, "batch_size": batch_size},
+        "nfe": tuple(evaluations(nfe)) if nfe else None,
+        "paths": paths,
+        "iterations": iterations,
+        "learning_rate": learning_rate,
+        "choose": choose,
+        "samples": samples,
+        "fid_samples": fid_samples,
+        "tolerance": tolerance,
+        "batch_size": batch_size,
     }
     counts = (QUICK if quick else FULL)._replace(**{name: value for name, value in given.items() if value is not None})
     experiments = plan.chosen(only or [])
