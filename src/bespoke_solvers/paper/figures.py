@@ -11,8 +11,9 @@ from bespoke_solvers.files import write_atomically
 from bespoke_solvers.paper import page, plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2_BESPOKE, Experiment
-from bespoke_solvers.paper.relations import Relation, relations
+from bespoke_solvers.paper.relations import relations
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.statements import Statement
 from bespoke_solvers.paper.tables import printed_tables
 from bespoke_solvers.paper.verdicts import in_short
 from bespoke_solvers.report import Table, significant
@@ -54,7 +55,7 @@ def _drawn_before(folder: Path) -> set[str]:
     return {name for name in names if isinstance(name, str) and Path(name).name == name and name.endswith(".png")}
 
 
-def contents(results: Results, found: Sequence[Relation], command: str) -> dict[str, Any]:
+def contents(results: Results, found: Sequence[Statement], command: str) -> dict[str, Any]:
     """What results.json holds: figures of all cells, the statements with their cases, FID beside the paper's."""
     cells = [
         {name: record[name] for name in (*plan.KEY, *FIGURES) if name in record}
@@ -63,13 +64,13 @@ def contents(results: Results, found: Sequence[Relation], command: str) -> dict[
     ]
     statements = [
         {
-            "claim": relation.claim,
-            "label": relation.label,
-            "verdict": relation.verdict,
-            "in_short": in_short(relation) if relation.cases else relation.verdict,
-            "cases": [{**vars(case), "figures": dict(case.figures)} for case in relation.cases],
+            "claim": statement.claim,
+            "label": statement.label,
+            "verdict": statement.verdict,
+            "in_short": in_short(statement) if statement.cases else statement.verdict,
+            "cases": [{**vars(case), "figures": dict(case.figures)} for case in statement.cases],
         }
-        for relation in found
+        for statement in found
     ]
     return {
         "command": command,

@@ -10,8 +10,8 @@ from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import NS, OWN, RK2_BESPOKE, Experiment
 from bespoke_solvers.paper.printed import edm
-from bespoke_solvers.paper.relations import Relation
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.statements import Statement
 from bespoke_solvers.paper.tables import comparison, printed_tables
 from bespoke_solvers.paper.verdicts import checks, headline
 from bespoke_solvers.pictures import NFE
@@ -43,12 +43,12 @@ TEXTS = {
 }
 
 
-def report(results: Results, found: Sequence[Relation], command: str) -> str:
+def report(results: Results, found: Sequence[Statement], command: str) -> str:
     """The page as HTML; command: what was typed."""
     return page(TITLE, sections(results, found, command))
 
 
-def sections(results: Results, found: Sequence[Relation], command: str) -> list[Section]:
+def sections(results: Results, found: Sequence[Statement], command: str) -> list[Section]:
     """The headline, what was expected against what was got, the experiments, and how it was made."""
     drawn: list[Section] = [headline(results, found), checks(found)]
     makers: dict[Experiment, Callable[[Results], Section | None]] = {

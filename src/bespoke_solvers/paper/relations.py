@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, permutations
 from operator import lt
 
@@ -10,6 +10,7 @@ from bespoke_solvers.paper import plan, printed
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import DPM2, EDM, RK1, RK1_BESPOKE, RK2, RK2_BESPOKE, RK4, SCALE, TIME
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.statements import Case, Statement
 
 SIMILAR = 2.0  # the largest ratio of errors that counts as similar
 WITHIN = {"eps-VP": 8, "FM/v-CS": 1, "FM-OT": 1}  # percent of the exact samples' FID, the paper says, with 20 NFE
@@ -20,56 +21,10 @@ PERCENT = "% of it"
 OURS = "ours, after "  # before the label of an experiment of which the paper does not say this
 
 
-@dataclass(frozen=True)
-class Case:
-    """One comparison: where, at how many evaluations, the figures by their names, and whether the relation held.
-
-    clear: whether what decides it differs by more than twice its standard error, the errors of the two figures taken as
-    independent; None where that is not known. close: the figures that are not told apart from what they are compared
-    with, though the case is decided by that.
-    """
-
-    where: str
-    nfe: int
-    figures: Mapping[str, float]
-    held: bool
-    clear: bool | None = None
-    close: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Relation:
-    """A statement, where the paper makes it, the cases in which it was checked here, and how many were not measured."""
-
-    claim: str
-    label: str
-    cases: tuple[Case, ...]
-    missing: int = 0
-
-    @property
-    def held(self) -> int:
-        """In how many cases."""
-        return sum(case.held for case in self.cases)
-
-    @property
-    def decisive(self) -> list[Case]:
-        """The cases that the verdict rests on: all where it held, else those that failed."""
-        return [case for case in self.cases if case.held is (self.held == len(self.cases))]
-
-    @property
-    def verdict(self) -> str:
-        """`held`, `held as far as measured`, `did not hold`, or `not measured`."""
-        if not self.cases:
-            return "not measured"
-        if self.held < len(self.cases):
-            return "did not hold"
-        return "held as far as measured" if self.missing else "held"
-
-
 Found = Iterable[Case | None]  # None: a case that was to be measured and was not
 
 
-def relations(results: Results) -> list[Relation]:
+def relations(results: Results) -> list[Statement]:
     """All statements, with their cases in the order of models and NFE."""
     against_nfe, rk1_vs_rk2, ablation = "fig:nfe_vs_fid_main", "fig:euler_vs_midpoint", "fig_a:scale_time_ablation"
     against_edm, transfer, table = "fig:bes_vs_edm", "fig_a:transferred_ablation", "tab:cifar10_a"
@@ -159,12 +114,12 @@ def relations(results: Results) -> list[Relation]:
             _shares(results, share),
         ),
     ]
-    return [_relation(claim, label, list(cases)) for claim, label, cases in found]
+    return [_statement(claim, label, list(cases)) for claim, label, cases in found]
 
 
-def _relation(claim: str, label: str, cases: list[Case | None]) -> Relation:
+def _statement(claim: str, label: str, cases: list[Case | None]) -> Statement:
     measured = tuple(case for case in cases if case is not None)
-    return Relation(claim, label, measured, len(cases) - len(measured))
+    return Statement(claim, label, measured, len(cases) - len(measured))
 
 
 def _below(

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from bespoke_solvers.evaluation import too_rough
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE
-from bespoke_solvers.paper.relations import OURS, RATIO, Relation
+from bespoke_solvers.paper.relations import OURS, RATIO
 from bespoke_solvers.paper.results import Results
+from bespoke_solvers.paper.statements import Statement
 from bespoke_solvers.report import Headline, Section, significant
 
 NOISY = "\u2248"  # almost equal
@@ -87,7 +88,7 @@ class Checks(Section):
         return f"<p>{escape(self.text)}</p>" + "".join(check.html() for check in self.checks) + more
 
 
-def headline(results: Results, found: Sequence[Relation]) -> Headline:
+def headline(results: Results, found: Sequence[Statement]) -> Headline:
     """How many times fewer evaluations a sample takes, at which loss, and how many statements held."""
     several = f"{len(results.models)} models" if len(results.models) > 1 else results.models[0]
     sentence = f"The paper's experiments, measured again on {several}."
@@ -181,7 +182,7 @@ def _doubts(results: Results) -> list[str]:
     return found
 
 
-def checks(found: Sequence[Relation]) -> Checks:
+def checks(found: Sequence[Statement]) -> Checks:
     """Expected against got, with the figures of every case."""
     text = (
         "What the paper says of its solvers, and whether it held here. A statement holds if it holds in every case: "
@@ -196,31 +197,31 @@ def checks(found: Sequence[Relation]) -> Checks:
         "prediction are taken to be of the same data; how far they are apart with RK2, which is not fitted to them, "
         "is given for comparison. The time of a fit is by the clock, whatever else the processor did."
     ]
-    absent = [relation.claim for relation in found if not relation.cases]
+    absent = [statement.claim for statement in found if not statement.cases]
     return Checks("Expected against got", text, [_check(each) for each in found if each.cases], more, absent)
 
 
-def _check(relation: Relation) -> Check:
+def _check(statement: Statement) -> Check:
     figures: dict[str, dict[str, dict[int, Figure]]] = {}
-    for case in relation.cases:
+    for case in statement.cases:
         rows = figures.setdefault(case.where, {})
         for name, value in case.figures.items():
             row = rows.setdefault(name, {})
             held = case.held and (case.nfe not in row or row[case.nfe].held)  # several cases may share a figure
             noisy = NOISY * (name in case.close)
             row[case.nfe] = Figure(noisy + _figure(name, value), held)
-    return Check(relation.claim, relation.label, in_short(relation), figures)
+    return Check(statement.claim, statement.label, in_short(statement), figures)
 
 
-def in_short(relation: Relation) -> str:
+def in_short(statement: Statement) -> str:
     """`did not hold in 2 of 9 cases, 1 within the noise`; `held in all 3 cases measured (of 9)`."""
-    count, failed = len(relation.cases), len(relation.cases) - relation.held
+    count, failed = len(statement.cases), len(statement.cases) - statement.held
     some, every = (f"{failed} of {count} cases", f"all {count} cases") if count > 1 else ("the one case",) * 2
     verdict = f"did not hold in {some}" if failed else f"held in {every}"
-    if relation.missing:
-        verdict += f" measured (of {count + relation.missing})"
-    if close := sum(case.clear is False for case in relation.decisive):
-        every = "all " * (len(relation.decisive) > 1) if close == len(relation.decisive) else f"{close} "
+    if statement.missing:
+        verdict += f" measured (of {count + statement.missing})"
+    if close := sum(case.clear is False for case in statement.decisive):
+        every = "all " * (len(statement.decisive) > 1) if close == len(statement.decisive) else f"{close} "
         verdict += f", {every}within the noise"
     return verdict
 
