@@ -59,6 +59,7 @@ LAYERS = [
     "pretrain_configs",
     "matching",
     "model_folder",
+    "pretrain_plan",
     "pretrain",
     "zoo",
     "models",

@@ -149,6 +149,8 @@ def mixed(folder: Path) -> Path:
 
 PICTURE, OTHER = random_picture(), random_picture(9, 8)
 LATER = encoded(Image.fromarray(random_picture(64, 64)))
+STORED = bytearray(encoded(Image.fromarray(PICTURE), compress_level=0))
+STORED[100] ^= 1  # a value of a pixel, which Pillow reads without a word
 BAD = {
     "no source": (lambda folder: folder / "nothing", r"there is no .*nothing; expected a folder"),
     "text": (
@@ -218,6 +220,8 @@ BAD = {
     "half a png": (bad_pictures(a=LATER, b=LATER[:5000]), r"b.png cannot be read"),
     "sizes": (bad_pictures(a=PICTURE, b=OTHER), r"b.png has 8 x 9 pixels and a.png 8 x 8; .* need --size"),
     "beside a class": (mixed, r"2.png in .* lies beside the folder cat, which is a class"),
+    "a bit of a png": (bad_pictures(a=PICTURE, b=bytes(STORED)), r"b.png cannot be read \(.*checksum"),
+    "zip twice": (bad_zip("a.png", "b.png", "a.png"), r"a.zip holds 'a.png' 2 times; make the zip anew"),
     "zip path": (bad_zip("a.png", "../b.png"), r"a.zip holds '../b.png', a path that leads out of it"),
     "zip root": (bad_zip("/etc/b.png"), r"a.zip holds '/etc/b.png', a path"),
     "zip backslash": (bad_zip("..\\b.png"), r"a path that leads out of it"),
@@ -226,6 +230,7 @@ BAD = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_sources_are_named_and_leave_nothing(kind, tmp_path, monkeypatch):
     make, message = BAD[kind]

@@ -221,6 +221,16 @@ def test_scaling_averages_and_crops_the_middle():
     assert np.asarray(photos.square(stripes, 16))[:, 2:-2].std() < 40, "antialiased"
 
 
+def test_a_picture_of_any_shape_takes_little_memory():
+    """Whole, it would be scaled to a gigabyte and more."""
+    long = np.repeat(np.arange(3, dtype=np.uint8), 20_000)[None, :, None].repeat(3, 2) * 100
+    assert np.array_equal(photos.square(Image.fromarray(long), 64), np.full((64, 64, 3), 100))
+    assert np.array_equal(photos.square(Image.fromarray(long.transpose(1, 0, 2)), 64), np.full((64, 64, 3), 100))
+    near = random_picture(8, 8 * photos.MARGIN)
+    middle = near[:, (near.shape[1] - 8) // 2 :][:, :8]
+    assert np.array_equal(photos.square(Image.fromarray(near), 8), middle)
+
+
 def test_pictures_of_several_sizes_are_brought_to_one(tmp_path):
     for i, shape in enumerate([(16, 16), (40, 20), (8, 30)]):
         save(random_picture(*shape), tmp_path / "a" / f"{i}.png")

@@ -200,7 +200,10 @@ def test_a_scheduler_that_diffusers_cannot_make_is_refused():
         meaning_of(config)
 
 
-def test_a_training_that_is_not_finished_is_told(tmp_path):
+@pytest.mark.parametrize("written", [False, True])
+def test_a_training_that_is_not_finished_is_told(written, tmp_path):
     (tmp_path / "checkpoint.pt").touch()
+    if written:  # up to its record
+        (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"the training in .* is not finished; give its command again"):
         resolve(str(tmp_path))

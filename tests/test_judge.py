@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
-from bespoke_solvers.judge import KEY, Judge, in_words, mark, real_pictures
+from bespoke_solvers.judge import KEY, Judge, check_size, in_words, mark, real_pictures
 from bespoke_solvers.reference import solve
 from bespoke_solvers.velocity import Counter, noise_seeds
 
@@ -49,6 +50,15 @@ def test_the_exact_samples_are_judged_as_the_limit_of_the_tables(model, real):
     assert fine["kid"] == pytest.approx(exact["kid"], abs=1e-3)
     assert coarse["fid"] > 2 * exact["fid"]
     assert coarse["kid"] > exact["kid"]
+
+
+def test_samples_are_drawn_from_the_noise_that_was_asked_for(model, real):
+    """Of the seed and of the set of noise."""
+    judge, table = Judge(real, features, count=64, batch_size=32), baseline("midpoint", 4).on(model)
+    others = [dataclasses.replace(judge, **changed) for changed in ({"seed": 1}, {"noise_set": "choose"})]
+    figures = [each.table(table, model)["fid"] for each in (judge, judge, *others)]
+    assert figures[0] == figures[1]
+    assert len(set(figures)) == 3
 
 
 def test_few_exact_samples_are_solved_themselves(model, real, monkeypatch):
@@ -224,6 +234,26 @@ def test_statistics_of_pictures_that_were_replaced_are_made_again(folder):
     pixels = np.load(folder / "pixels.npy")
     np.save(folder / "pixels.npy", 255 - pixels)
     assert not torch.allclose(real_pictures(folder, features).mean, first.mean)
+
+
+def test_statistics_of_a_folder_that_became_another_are_made_again(folder, tmp_path):
+    """Though the pictures by which they are known are the same."""
+    real_pictures(folder, features)
+    card = json.loads((folder / "data.json").read_text())
+    (folder / "data.json").write_text(json.dumps(card | {"sha256": "0" * 64}))
+    kept = (folder / "fid.npz").read_bytes()
+    real_pictures(folder, features)
+    assert (folder / "fid.npz").read_bytes() != kept
+
+
+def test_pictures_of_another_size_than_the_samples_are_doubted(folder, real, tmp_path):
+    with pytest.warns(UserWarning, match="have 8 x 8 pixels, the samples 8 x 9: FID will be of that"):
+        check_size(folder, (3, 8, 9))
+    real.save(tmp_path / "real.npz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_size(folder, (1, 8, 8))
+        check_size(tmp_path / "real.npz", (1, 8, 9))
 
 
 def test_statistics_of_other_features_are_refused_before_any_sample(real, tmp_path):

@@ -41,7 +41,7 @@ def test_the_minimiser_on_one_picture_is_its_known_velocity(objective):
     pixels = np.array([[60, 200, 200, 60]], dtype=np.uint8).reshape(1, 1, 1, 4)  # its own mirror image
     x1 = torch.tensor(pixels / 127.5 - 1, dtype=torch.float32)
     torch.manual_seed(0)
-    batch = Source(Pictures(pixels, None, [], "one"), 0, None, CPU).draw(64, config.schedule)
+    batch = Source(Pictures(pixels, None, [], "one"), 0, None, True, CPU).draw(64, config.schedule)
     gradients = []
     for start in (torch.zeros_like(x1), torch.ones_like(x1)):
         network = OnePoint(config, start)
@@ -94,7 +94,7 @@ def test_the_network_runs_in_bfloat16_on_a_gpu_alone(device, enabled, monkeypatc
         assert len(entered) == 1, "inside of it"
         return SimpleNamespace(sample=x)
 
-    data = matching.Source(made(), 0, None, CPU).draw(2, TINY.schedule)
+    data = matching.Source(made(), 0, None, True, CPU).draw(2, TINY.schedule)
     batch = data._replace(x0=data.x0.as_subclass(placed))
     matching.loss(network, TINY.schedule, "flow", batch)
     assert entered == [(device, torch.bfloat16, {"enabled": enabled})]
@@ -105,12 +105,14 @@ def test_batches_drop_labels_flip_pictures_and_stay_in_the_domain():
     left_to_right = np.broadcast_to(np.arange(8, dtype=np.uint8), data.pixels.shape)
     schedule = OBJECTIVES["eps-vp"].schedule
     torch.manual_seed(0)
-    batch = Source(dataclasses.replace(data, pixels=data.pixels + left_to_right), 3, 0.2, CPU).draw(20_000, schedule)
+    data = dataclasses.replace(data, pixels=data.pixels + left_to_right)
+    batch = Source(data, 3, 0.2, True, CPU).draw(20_000, schedule)
     dropped = batch.labels == 3
     assert dropped.float().mean().item() == pytest.approx(0.2, abs=0.01)
     assert torch.equal(batch.labels[~dropped], (batch.pixels[:, 0, 0, 0].long() // 100)[~dropped])
     assert batch.flip.float().mean().item() == pytest.approx(0.5, abs=0.01)
     assert 0 <= batch.t.min() < 0.01
     assert 0.99 < batch.t.max() <= 1 - 0.9e-4, "eps-VP is not trained nearer to the data"
-    unlabelled = Source(dataclasses.replace(data, labels=None), 0, None, CPU).draw(8, schedule)
+    assert not Source(data, 3, 0.2, False, CPU).draw(100, schedule).flip.any()
+    unlabelled = Source(dataclasses.replace(data, labels=None), 0, None, True, CPU).draw(8, schedule)
     assert unlabelled.labels is None

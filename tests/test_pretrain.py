@@ -12,8 +12,9 @@ from PIL import Image
 
 from bespoke_solvers import generic, model_folder, pretrain
 from bespoke_solvers.adapters.diffusers import load
-from bespoke_solvers.pretrain import Plan, Training, ema_decay, train
+from bespoke_solvers.pretrain import Training, ema_decay, train
 from bespoke_solvers.pretrain_configs import unet
+from bespoke_solvers.pretrain_plan import Plan
 from bespoke_solvers.table import sample
 from trainings import CPU, TINY, made
 

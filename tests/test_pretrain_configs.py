@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers.models.attention_processor import Attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from bespoke_solvers.pretrain_configs import CONFIGS, OBJECTIVES, configuration, unet
@@ -33,6 +34,10 @@ def test_the_networks_of_the_paper_can_be_built(name):
         labels = torch.zeros(1, dtype=torch.long) if "imagenet" in name else None
         x = torch.zeros(1, 3, config.size, config.size)
         assert network(x, torch.zeros(1), labels).sample.shape == x.shape
+    attentions = [part for part in network.modules() if isinstance(part, Attention)]
+    assert attentions
+    for part in attentions:
+        assert part.heads * (config.head_channels or part.to_q.out_features) == part.to_q.out_features
     assert sum(value.numel() for value in network.parameters()) / 1e6 == pytest.approx(PARAMETERS[name], rel=0.005)
 
 

@@ -13,7 +13,8 @@ from bespoke_solvers.cli import main
 from bespoke_solvers.cli.paper import _seconds
 from bespoke_solvers.data import FORMAT
 from bespoke_solvers.data.cifar import CLASSES
-from bespoke_solvers.pretrain import Plan, Training, train
+from bespoke_solvers.pretrain import Training, train
+from bespoke_solvers.pretrain_plan import Plan
 from trainings import CPU, TINY, made
 
 WEIGHTS, TRAINING = "diffusion_pytorch_model.safetensors", "training.json"

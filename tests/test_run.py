@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from bespoke_solvers import pictures
+from bespoke_solvers import checkpoints, pictures
 from bespoke_solvers.endpoint import EndPoint
 from bespoke_solvers.evaluation import HeldOut, Quality
 from bespoke_solvers.fitting import EFFORTS, STEPS, Effort
@@ -105,6 +105,15 @@ def test_more_steps_go_on_from_a_finished_chain(model, bank, tmp_path):
     at_once = fit(model, bank, **CHAINED | {"iterations": 2})
     assert torch.equal(entries(longer), entries(at_once))
     assert longer.fit["history"] == at_once.fit["history"]
+
+
+def test_what_a_killed_process_had_begun_to_write_is_removed(tmp_path):
+    """A checkpoint is as large as a network."""
+    left, other = tmp_path / ".c.1234.unfinished", tmp_path / ".d.1234.unfinished"
+    for path in (left, other):
+        path.touch()
+    checkpoints.write(tmp_path / "c", {})
+    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "c"]
 
 
 def test_a_checkpoint_of_another_chain_is_refused(model, bank, tmp_path):

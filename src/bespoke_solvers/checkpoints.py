@@ -1,5 +1,6 @@
 """Checkpoints of fits and trainings: whole or not there at all, and read by the one that wrote them alone."""
 
+import glob
 import io
 import pickle
 import signal
@@ -19,7 +20,9 @@ DAMAGED = (RuntimeError, EOFError, LookupError, TypeError, AttributeError, OSErr
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """What `read` reads; its `settings` say what it is of."""
+    """What `read` reads; its `settings` say what it is of. What a killed process had begun to write is removed."""
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+        unfinished.unlink(missing_ok=True)
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     write_atomically(path, buffer.getvalue())

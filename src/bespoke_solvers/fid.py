@@ -36,7 +36,8 @@ class AstrayError(ValueError):
 class Statistics:
     """What FID and KID need of a set: mean and covariance of its features in float64, and some features themselves.
 
-    `count` is 0 where a file does not say how many pictures it was made of. `mark` tells by which features.
+    `count` is 0 where a file does not say how many pictures it was made of. `mark` tells by which features, `of` what
+    pictures, where that is known.
     """
 
     mean: Tensor
@@ -44,6 +45,7 @@ class Statistics:
     features: Tensor
     count: int
     mark: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+    of: str = ""
 
     def __post_init__(self) -> None:
         d = self.mean.numel()
@@ -66,7 +68,7 @@ class Statistics:
         """Write an .npz file, with mean and covariance under the names of pytorch-fid's, `mu` and `sigma`."""
         buffer = io.BytesIO()
         mu, sigma, features, mark = (x.numpy() for x in (self.mean, self.covariance, self.features, self.mark))
-        np.savez(buffer, mu=mu, sigma=sigma, features=features, count=self.count, mark=mark)
+        np.savez(buffer, mu=mu, sigma=sigma, features=features, count=self.count, mark=mark, of=self.of)
         write_atomically(path, buffer.getvalue())
 
 
@@ -80,7 +82,7 @@ def load(path: str | os.PathLike[str]) -> Statistics:
         mean, covariance = (torch.from_numpy(content[name]).double() for name in ("mu", "sigma"))
         features = torch.from_numpy(content.get("features", np.empty((0, len(mean)), np.float32)))
         mark = torch.from_numpy(content.get("mark", np.empty(0, np.float32)))
-        return Statistics(mean, covariance, features, int(content.get("count", 0)), mark)
+        return Statistics(mean, covariance, features, int(content.get("count", 0)), mark, str(content.get("of", "")))
     except KeyError as error:
         raise ValueError(f"{path} is no file of statistics: it has {sorted(content)}, but no {error}") from error
     except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:

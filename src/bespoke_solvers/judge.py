@@ -183,10 +183,23 @@ def check_real(path: Path) -> None:
         raise ValueError(f"there is no {path}; expected a folder of bespoke data, or an .npz file of statistics")
 
 
+def check_size(path: Path, shape: Sequence[int]) -> None:
+    """Doubt real pictures of another height or width than the samples."""
+    own = list(shape[1:])
+    real = list(data.load(path).pixels.shape[2:]) if path.is_dir() else own
+    if real != own:
+        warnings.warn(
+            f"the pictures in {path} have {real[0]} x {real[1]} pixels, the samples {own[0]} x {own[1]}: "
+            "FID will be of that difference, too; make the data at the samples' size (bespoke data --size)",
+            stacklevel=2,
+        )
+
+
 def real_pictures(path: Path, features: fid.Features) -> Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz).
 
-    Features, and pictures that took the place of others, are known by the features of some pictures.
+    Pictures that took the place of others are known by the digests in data.json, and with the features by those of some
+    pictures.
     """
     if not path.is_dir():
         found, own = fid.load(path), fid.mark_of(features, 32, 32).shape[1]
@@ -196,17 +209,18 @@ def real_pictures(path: Path, features: fid.Features) -> Statistics:
                 "the same features, or a folder of bespoke data"
             )
         return found
-    kept, pixels = path / "fid.npz", data.load(path).pixels
+    kept, known = path / "fid.npz", data.load(path)
+    pixels, of = known.pixels, " ".join(known.digests)
 
     def coloured(which: slice) -> Tensor:
         return torch.from_numpy(pixels[which].copy()).expand(-1, 3, -1, -1)
 
     some = coloured(slice(None, None, max(1, len(pixels) // SOME)))
     mark = torch.cat([fid.mark_of(features, *pixels.shape[2:]), features(some).detach().float().cpu()])
-    if kept.exists() and _alike((there := fid.load(kept)).mark, mark):
+    if kept.exists() and (there := fid.load(kept)).of == of and _alike(there.mark, mark):
         return there
     batches = (coloured(slice(start, start + 128)) for start in range(0, len(pixels), 128))
-    found = dataclasses.replace(fid.statistics(batches, features, keep=KEPT), mark=mark)
+    found = dataclasses.replace(fid.statistics(batches, features, keep=KEPT), mark=mark, of=of)
     try:
         found.save(kept)
     except OSError as error:

@@ -38,11 +38,15 @@ class Batch(NamedTuple):
 class Source:
     """Pictures to draw from: on a GPU that has room for them, else where they are.
 
-    With `classes`, labels are drawn, too, replaced by the label `classes` as often as `label_dropout` says.
+    With `classes`, labels are drawn, too, replaced by the label `classes` as often as `label_dropout` says. With
+    `flip`, half of the pictures are mirrored.
     """
 
-    def __init__(self, data: Pictures, classes: int, label_dropout: float | None, device: torch.device) -> None:
+    def __init__(
+        self, data: Pictures, classes: int, label_dropout: float | None, flip: bool, device: torch.device
+    ) -> None:
         self.classes, self.label_dropout, self.device = classes, label_dropout, device
+        self.flipped = 0.5 if flip else 0.0
         self.pixels: np.ndarray | Tensor = data.pixels
         if device.type == "cuda" and data.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 3:
             self.pixels = torch.empty(data.pixels.shape, dtype=torch.uint8, device=device)
@@ -66,7 +70,7 @@ class Source:
         return Batch(
             pixels=pixels,
             labels=labels,
-            flip=torch.rand(count, device=self.device) < 0.5,
+            flip=torch.rand(count, device=self.device) < self.flipped,
             t=t_lo + (t_hi - t_lo) * torch.rand(count, device=self.device),
             x0=torch.randn(pixels.shape, device=self.device),
         )

@@ -123,6 +123,7 @@ def card(record: dict[str, Any]) -> str:
     """The model card."""
     data, settings = record["data"], record["settings"]
     given, velocity, scheduler = MEANINGS[record["prediction"]]
+    flipped = " and flipped at random" if settings.get("flip", True) else ""
     labels = "The network has no classes."
     if data["classes"]:
         count = len(data["classes"])
@@ -148,7 +149,7 @@ tags: [bespoke-solvers]
 
 A `diffusers.UNet2DModel` of {record["parameters"] / 1e6:.2f} M parameters ({record["weights"]}, averaged weights),
 trained by `bespoke pretrain` on {data["pictures"]:,} pictures of {" x ".join(map(str, data["shape"]))},
-scaled to [-1, 1] and flipped at random.
+scaled to [-1, 1]{flipped}.
 
 | | |
 |---|---|

@@ -6,7 +6,6 @@ import math
 import platform
 import time
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from tqdm.auto import tqdm
 
 from bespoke_solvers import __version__, checkpoints, dedicated, generic, matching, model_folder, pictures
 from bespoke_solvers.adapters.diffusers import CHECKPOINT, as_model, trained_by_us
-from bespoke_solvers.data import Pictures
 from bespoke_solvers.description import describe_schedule
-from bespoke_solvers.pretrain_configs import Config, unet
+from bespoke_solvers.pretrain_configs import unet
+from bespoke_solvers.pretrain_plan import Plan
 from bespoke_solvers.run import Rate, rated
 from bespoke_solvers.table import sample
 from bespoke_solvers.velocity import Model, default_device
@@ -30,57 +29,6 @@ PAUSE = 180.0  # seconds between two checkpoints with their sample grids
 CURVE = 200  # the most points of the loss curve in training.json
 COLUMNS, SAMPLE_NFE, SAMPLE_BATCH = 8, 20, 16
 FID_BY = "ipndm@quadratic"  # with SAMPLE_NFE, near the exact samples on all paths
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is trained on what, until `steps` steps are done or `minutes` have passed, resumed runs included.
-
-    start: a network to go on from (`model_folder.start`), rather than new weights.
-    """
-
-    config: Config
-    data: Pictures
-    steps: int | None = None
-    minutes: float | None = None
-    seed: int = 0
-    start: model_folder.Start | None = None
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.minutes is None):
-            raise ValueError(f"give either steps or minutes, got steps = {self.steps} and minutes = {self.minutes}")
-        if (self.steps or self.minutes or 0) <= 0:
-            raise ValueError(f"steps or minutes must be positive, got {self.steps or self.minutes or 0}")
-        size = self.config.size
-        if self.shape not in ((1, size, size), (3, size, size)):
-            raise ValueError(
-                f"{self.config.name} is for pictures of 1 or 3 colours x {size} x {size}, but {self.data.name} has "
-                f"{' x '.join(map(str, self.shape))}; choose another configuration, or make the data at that size"
-            )
-        if self.start:
-            self.start.check(self.config.name, self.classes, self.shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one picture."""
-        return tuple(self.data.pixels.shape[1:])
-
-    @property
-    def classes(self) -> list[str]:
-        """Those that the network knows: none where data or configuration have no labels."""
-        return [] if self.data.labels is None or self.config.label_dropout is None else self.data.classes
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a checkpoint must agree with; the limit may change."""
-        data = {"data": self.data.name, "pictures": (len(self.data), *self.data.digests), "shape": self.shape}
-        config = {name: value for name, value in dataclasses.asdict(self.config).items() if name != "name"}
-        own = {"seed": self.seed, "start": self.start and self.start.digest}
-        return {"config": self.config.name, **data, "classes": self.classes, **config, **own}
-
-    def progress(self, steps: int, seconds: float) -> float:
-        """The part of the limit that is used up."""
-        return steps / self.steps if self.steps is not None else seconds / (60 * (self.minutes or 0))
 
 
 def ema_decay(steps: int) -> float:
@@ -98,7 +46,7 @@ class Training:
         torch.manual_seed(plan.seed + (plan.start.seed if plan.start else 0))
         torch.backends.cudnn.benchmark = True  # all batches have one shape
         self.plan, self.device = plan, device
-        self.source = matching.Source(plan.data, classes, config.label_dropout, device)
+        self.source = matching.Source(plan.data, classes, config.label_dropout, plan.flip, device)
         network = unet(config, plan.shape[0], classes)
         if plan.start:
             plan.start.put_into(network)
@@ -223,14 +171,15 @@ class Training:
         """What `training.json` says."""
         import diffusers
 
-        plan, data, gpu = self.plan, self.plan.data, self.device.type == "cuda"
+        plan, gpu = self.plan, self.device.type == "cuda"
         return {
             "config": plan.config.name,
             "schedule": describe_schedule(plan.config.schedule),
             "prediction": plan.config.prediction,
-            "data": {"name": data.name, "pictures": len(data.pixels), "shape": plan.shape, "classes": plan.classes},
+            "data": {"name": plan.data.name, "pictures": len(plan.data), "shape": plan.shape, "classes": plan.classes},
             "settings": dataclasses.asdict(plan.config)
-            | {"seed": plan.seed, "steps": plan.steps, "minutes": plan.minutes, "ema_decay": EMA_DECAY},
+            | {name: getattr(plan, name) for name in ("flip", "seed", "steps", "minutes")}
+            | {"ema_decay": EMA_DECAY},
             "parameters": sum(value.numel() for value in self.parameters),
             "weights": "float16" if half else "float32",
             "steps": self.steps,
@@ -278,6 +227,7 @@ def train(
     """
     device = torch.device(device or default_device())
     gpus = [device] if device.type == "cuda" else []
+    out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / CHECKPOINT
     state = read_checkpoint(checkpoint, plan.settings)
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"

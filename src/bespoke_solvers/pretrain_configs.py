@@ -39,6 +39,7 @@ class Config:
     attention: the resolutions that have it; heads of `head_channels` channels, or one head.
     residual: Dhariwal & Nichol's residual up- and downsampling and scale-shift norm, rather than plain convolutions.
     label_dropout: how often a label is replaced by "no class"; None trains without labels.
+    flip: whether half of the pictures are mirrored; None mirrors all but grey ones, which are digits or letters.
     warmup, decay: the rate grows linearly over so many steps, and falls as (1 - progress)^decay.
     """
 
@@ -56,6 +57,7 @@ class Config:
     warmup: int = 0
     decay: float = 0.0
     residual: bool = True
+    flip: bool | None = None
     groups: int = 32
 
     @property

@@ -32,7 +32,7 @@ from bespoke_solvers.cli.common import (
 )
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import check_pictures
-from bespoke_solvers.judge import FEW, FINE, KEY, STAND_IN, WORTH, check_real
+from bespoke_solvers.judge import FEW, FINE, KEY, STAND_IN, WORTH, check_real, check_size
 from bespoke_solvers.models import copies, resolve
 
 
@@ -80,6 +80,8 @@ def eval(
     found, resolved = solvers(solver[0]), resolve(model, guidance, **more)
     if fid:
         check_pictures(resolved)
+        if resolved.decode is None:
+            check_size(fid, resolved.shape)
     known = {"all": list(dedicated.NAMES), "none": []}
     names = known.get(baselines.strip(), [name.strip() for name in baselines.split(",")])
     methods, _ = comparison.methods(found, names, costs, resolved)

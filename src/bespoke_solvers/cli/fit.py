@@ -29,7 +29,7 @@ from bespoke_solvers.cli.common import (
 from bespoke_solvers.description import describe
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import check_pictures
-from bespoke_solvers.judge import check_real
+from bespoke_solvers.judge import check_real, check_size
 from bespoke_solvers.models import copies, resolve
 from bespoke_solvers.solver import save
 from bespoke_solvers.table import Table
@@ -117,6 +117,8 @@ def fit(
     resolved = resolve(model, guidance, **more)
     if fid:
         check_pictures(resolved)
+        if resolved.decode is None:
+            check_size(fid, resolved.shape)
     costs = evaluations(nfe)
     if wrong := [n for n in costs if family == "rk2" and n % 2]:
         raise ValueError(f"rk2 has an even number of evaluations, two for each step; got {', '.join(map(str, wrong))}")

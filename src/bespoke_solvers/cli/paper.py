@@ -20,7 +20,7 @@ from bespoke_solvers.cli.common import (
     output_folder,
     without_folders,
 )
-from bespoke_solvers.judge import check_real, mark
+from bespoke_solvers.judge import check_real, check_size, mark
 from bespoke_solvers.model_folder import trainings
 from bespoke_solvers.models import copies, folder_of, resolve
 from bespoke_solvers.paper import figures, plan
@@ -141,6 +141,8 @@ def paper(
         labs: dict[str, Lab] = {}
         for label, (name, scale) in names.items():
             resolved = resolve(name, scale, device=device)
+            if real and resolved.decode is None:
+                check_size(real, resolved.shape)
             several = copies(name, scale) if by and device is None else []
             own = by and dataclasses.replace(by, copies=several, progress=not quiet)
             labs[label] = Lab(

@@ -19,10 +19,11 @@ from bespoke_solvers.cli.common import (
     output_folder,
     without_folders,
 )
-from bespoke_solvers.judge import check_real
+from bespoke_solvers.judge import check_real, check_size
 from bespoke_solvers.models import folder_of
-from bespoke_solvers.pretrain import Plan, read_checkpoint, train
+from bespoke_solvers.pretrain import read_checkpoint, train
 from bespoke_solvers.pretrain_configs import CONFIGS, configuration
+from bespoke_solvers.pretrain_plan import Plan
 
 
 def pretrain(
@@ -40,6 +41,9 @@ def pretrain(
         typer.Option(help="Start from the weights in this folder of `bespoke pretrain`, with a new schedule."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the noise and the order of the pictures.")] = 0,
+    flip: Annotated[
+        bool | None, typer.Option("--flip/--no-flip", help="Mirror half of the pictures; by default all but grey ones.")
+    ] = None,
     half: Annotated[bool, typer.Option("--half", help="Save the weights in float16.")] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Do not compile the network on the GPU.")] = False,
     fid: FidTo = None,
@@ -52,11 +56,12 @@ def pretrain(
 
     With --fid, FID is measured along the way; the time that this takes counts towards no limit.
     """
-    chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate)
+    chosen = configuration(config, batch_size=batch_size, learning_rate=learning_rate, flip=flip)
     first = model_folder.start(folder_of(str(start))) if start else None
     plan = Plan(chosen, data_sets.load(data), steps=steps, minutes=minutes, seed=seed, start=first)
     if fid:
         check_real(fid)
+        check_size(fid, plan.shape)
     if dry_run:
         check_folder(out)
         state = read_checkpoint(out / CHECKPOINT, plan.settings)

@@ -3,7 +3,7 @@
 import io
 import os
 import zipfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from bespoke_solvers.data.sources import Portion, Source, blaming
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]
 SPLITS = {"train": ["train"], "test": ["test", "val"]}
+MARGIN = 8  # times its shorter side, that a picture keeps of its longer one
 Named = dict[str, tuple[str, ...]]  # the names of pictures, and the folders and the file that they are made of
 
 
@@ -93,8 +94,10 @@ def _with_slashes(name: str) -> str:
 def _in_zip(archive: Path) -> list[str]:
     with blaming(archive.name, "a zip of pictures"), zipfile.ZipFile(archive) as opened:
         names = [entry.filename for entry in opened.infolist() if not entry.is_dir()]
-    for name in names:
+    for name, count in Counter(names).items():
         path = PurePosixPath(_with_slashes(name))
+        if count > 1 and _is_picture(path.parts):
+            raise ValueError(f"{archive.name} holds {name!r} {count} times; make the zip anew with names of their own")
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(
                 f"{archive.name} holds {name!r}, a path that leads out of it; make the zip anew without it"
@@ -144,11 +147,16 @@ def to_pixels(content: bytes, size: int | None) -> UInt8[np.ndarray, "3 h w"]:
     """A picture file as RGB, upright by its EXIF orientation.
 
     Grey becomes RGB, of 16 bits the upper 8 are kept, transparency lies on white, a colour profile is not applied, and
-    of an animation the first picture is taken. With a size, the picture is scaled and cropped by `square`.
+    of an animation the first picture is taken. With a size, the picture is scaled and cropped by `square`. Of a PNG the
+    checksums are verified, which Pillow does not do when it decodes.
     """
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            image, format = ImageOps.exif_transpose(opened), opened.format
+            format = opened.format
+            if format == "PNG":
+                opened.verify()
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            image = ImageOps.exif_transpose(opened)
     except UnidentifiedImageError:
         raise ValueError(f"no {', '.join(FORMATS)}, or damaged at its beginning") from None
     if image.mode == "F" or (image.mode == "I" and format == "TIFF"):  # 16 bits of other formats may come as "I"
@@ -166,8 +174,14 @@ def to_pixels(content: bytes, size: int | None) -> UInt8[np.ndarray, "3 h w"]:
 def square(image: Image.Image, size: int) -> Image.Image:
     """The middle of a picture, its shorter side scaled to `size` as is usual for ImageNet (Dhariwal and Nichol 2021).
 
-    While that side is at least twice too long, both are halved by averaging; the rest is bicubic, antialiased.
+    While that side is at least twice too long, both are halved by averaging; the rest is bicubic, antialiased. Of a
+    picture that is far longer than wide the ends, which no filter reaches, are cut off before.
     """
+    short = min(image.size)
+    most = short * MARGIN
+    if max(image.size) > most:
+        left, top = (max(0, side - most) // 2 for side in image.size)
+        image = image.crop((left, top, image.width - left, image.height - top))
     while min(image.size) >= 2 * size:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     scale = size / min(image.size)
