@@ -39,7 +39,7 @@ def given(folder, models=(OT, VP, OTHER_OT), changed=None, spread=None, counts=C
                 if value == "missing":
                     continue
                 put(model, "error", method, nfe, rmse=value, rmse_se=spread, psnr=30.0)
-                put(model, "fit", method, nfe, seconds=2.0, iterations=counts.iterations, best_iteration=0)
+                put(model, "fit", method, nfe, seconds=1.0, iterations=counts.iterations, best_iteration=0)
                 if value is not None:
                     put(model, "fid", method, nfe, fid=changed.get((model, method, nfe, "fid"), figure))
     return Results(store, models, plan.EXPERIMENTS, counts, 0, training=dict.fromkeys(models, 100.0))

@@ -102,6 +102,9 @@ def test_the_headline_says_how_many_times_fewer_at_which_loss():
     assert "The cheapest other method that is as close is unipc with 20 evaluations." in text
     alone = eval_report.headline(dataclasses.replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
     assert "With up to 10 evaluations, no other method comes as close." in alone
+    rows[3] |= {"rmse": 0.0032, "rmse_se": 0.0001}
+    near = eval_report.headline(dataclasses.replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
+    assert "as close is unipc with 10 evaluations, within the noise of so many samples." in near
     few = eval_report.headline(dataclasses.replace(found, samples=15), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
     assert "one of so few samples can decide which solver is closer; take 16 or more" in few
     assert "unipc" not in few

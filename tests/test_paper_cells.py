@@ -295,7 +295,9 @@ def test_a_run_goes_on_when_a_fit_fails(tmp_path, capsys, monkeypatch):
     }
     for model in models:
         assert f"{model}, 4 NFE, RK2-Bespoke: no such luck" in content["failed"]
-    assert f"What failed in this run. {content['failed'][0]}. " in (tmp_path / "report.html").read_text()
+    assert (
+        f"<p>What failed in this run:</p><ul><li>{content['failed'][0]}.</li>" in (tmp_path / "report.html").read_text()
+    )
 
 
 def test_a_model_without_exact_samples_is_left_out(tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The report of a comparison: `bespoke eval` as a page that one can open and send."""
 
+import math
 import os
 import platform
 import textwrap
@@ -84,7 +85,7 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
         rival = min(alike, key=lambda row: row["rmse"])
         more.append(f"The best other method with {best['nfe']} evaluations, {rival['method']}: {quality(rival)}.")
     if rivals:
-        more.append(_as_close(best, rivals))
+        more.append(_as_close(best, rivals, comparison.reference_error))
     if "fid" in best and comparison.exact:
         exact = comparison.exact["fid"]
         more.append(f"Its FID is {best['fid']:.2f}; that of the exact samples is {exact:.2f}.")
@@ -97,13 +98,20 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
     return Headline("In short", f"{_fewer(cost, best)} evaluations at {loss}", sentence, more)
 
 
-def _as_close(best: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> str:
-    """What the other methods pay for an RMSE that is as low."""
-    close = [row for row in rivals if row["rmse"] <= best["rmse"]]
+def _as_close(best: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]], own_error: float) -> str:
+    """What the other methods pay for an RMSE that is as low, or not higher by more than the noise (as in `bespoke
+    paper`: twice the standard error of the difference, or the exact samples' own error)."""
+
+    def noise(row: Mapping[str, Any]) -> float:
+        errors = [each.get("rmse_se") or 0.0 for each in (row, best)]
+        return max(2 * math.hypot(*errors), own_error)
+
+    close = [row for row in rivals if row["rmse"] <= best["rmse"] + noise(row)]
     if not close:
         return f"With up to {max(row['nfe'] for row in rivals)} evaluations, no other method comes as close."
     cheapest = min(close, key=lambda row: (row["nfe"], row["rmse"]))
-    return f"The cheapest other method that is as close is {cheapest['method']} with {cheapest['nfe']} evaluations."
+    told = f"The cheapest other method that is as close is {cheapest['method']} with {cheapest['nfe']} evaluations"
+    return told + ("." if cheapest["rmse"] <= best["rmse"] else ", within the noise of so many samples.")
 
 
 def _error(row: Mapping[str, Any]) -> float:

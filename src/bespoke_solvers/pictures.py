@@ -183,11 +183,18 @@ def errors_against_nfe(rows: Sequence[Mapping[str, Any]], highlight: str) -> "Fi
 
 
 def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str, width: float = 3.7) -> "Figure":
-    """Rows of panels with curves of the same names, on a logarithmic scale but for PSNR; one legend."""
+    """Rows of panels with curves of the same names, on a logarithmic scale but for PSNR; one legend.
+
+    Of three columns and more the panels are narrow, with the legend below: pages show a figure in their own width.
+    """
     names = list(dict.fromkeys(name for row in panels for _, _, series in row for name in series))
     others, colours = [name for name in names if name != highlight], [*COLOURS[:1], *COLOURS[2:]]
-    figure = new_figure(width * len(panels[0]) + 2.2, max(3.2 * len(panels), 0.21 * len(names) + 0.2))
-    for row, line in zip(figure.subplots(len(panels), len(panels[0]), squeeze=False), panels, strict=True):
+    columns = len(panels[0])
+    if columns > 2:
+        figure = new_figure(2.75 * columns, 2.7 * len(panels) + 0.4)
+    else:
+        figure = new_figure(width * columns + 2.2, max(3.2 * len(panels), 0.21 * len(names) + 0.2))
+    for row, line in zip(figure.subplots(len(panels), columns, squeeze=False), panels, strict=True):
         for axes, (title, y, series) in zip(row, line, strict=True):
             if not series:
                 axes.set_axis_off()
@@ -203,11 +210,16 @@ def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str, width: flo
                     label=name,
                 )
             _style(axes, x, y, title)
+            axes.xaxis.label.set_size(10 if columns <= 2 else 9)
             _mark(axes, sorted({at for points in series.values() for at, _ in points}))
             if y != PSNR:
                 _log_scale(axes)
     found = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(found.values(), found.keys(), loc="outside right upper", fontsize=8, frameon=False)
+    if columns > 2:
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(found), 2 * columns), "fontsize": 10}
+    else:
+        where = {"loc": "outside right upper", "fontsize": 8}
+    figure.legend(found.values(), found.keys(), frameon=False, **where)
     return figure
 
 

@@ -48,13 +48,18 @@ class Headline(Section):
 
 @dataclass(frozen=True)
 class Note(Section):
-    """Plain sentences."""
+    """Plain sentences, and lists by what they are of."""
 
-    text: str
+    text: str = ""
+    lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def html(self) -> str:
         """The whole section."""
-        return f"<p>{escape(self.text)}</p>"
+        found = [f"<p>{escape(self.text)}</p>"] if self.text else []
+        for what, lines in self.lists.items():
+            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            found.append(f"<p>{escape(what)}</p><ul>{items}</ul>")
+        return "".join(found)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def check_gradient(model: Model) -> None:
     if not output.requires_grad or torch.autograd.grad(output.sum(), x, allow_unused=True)[0] is None:
         raise ValueError(
             "the velocity passes no gradient to x (is it under torch.no_grad, or detached?), which this objective "
-            "needs; let it, or take an objective that needs none: endpoint"
+            "needs; let it, or fit to the end point (objective endpoint), which needs none"
         )
 
 

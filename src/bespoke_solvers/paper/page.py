@@ -71,13 +71,13 @@ def sections(results: Results, found: Sequence[Statement], command: str) -> list
     if (table := comparison(results)) is not None:
         drawn.append(table)
     told = {
-        "What failed in this run.": [f"{each}." for each in results.failed],
-        "Experiments that are not drawn, with what they lack.": left_out,
-        "Models of which an experiment has nothing.": lacking,
-        "Models of which all experiments lack something.": gaps(results),
+        "What failed in this run:": [f"{each}." for each in results.failed],
+        "Experiments that are not drawn, with what they lack:": left_out,
+        "Models of which an experiment has nothing:": lacking,
+        "Models of which all experiments lack something:": gaps(results),
     }
-    if text := " ".join(f"{what} {' '.join(each)}" for what, each in told.items() if each):
-        drawn.append(Note("Not measured", text))
+    if lists := {what: each for what, each in told.items() if each}:
+        drawn.append(Note("Not measured", lists=lists))
     return [*drawn, provenance(results, command)]
 
 

@@ -5,6 +5,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+CIFAR10 = "CIFAR10"
+SIDES = {CIFAR10: 32, "ImageNet-64": 64, "ImageNet-128": 128}  # pixels, of the tables' data
+
 
 class Printed(NamedTuple):
     """A line of the paper's tables of RK2-Bespoke: FID, that of exact samples, the share of it and of the training
@@ -35,6 +38,12 @@ def bespoke(table: str) -> list[Printed]:
         for each in _file()[table]
         for row in zip(*(each[name] for name in columns), strict=True)
     ]
+
+
+def by_data() -> dict[str, list[Printed]]:
+    """The lines of both tables by the data that they are of."""
+    lines = [*bespoke("cifar10"), *bespoke("imagenet")]
+    return {data: [line for line in lines if line.data == data] for data in SIDES}
 
 
 def comparison() -> list[tuple[str, int, float]]:

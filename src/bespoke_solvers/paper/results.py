@@ -8,6 +8,7 @@ from bespoke_solvers.evaluation import ENOUGH
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2, RK2_BESPOKE, Counts, Experiment
+from bespoke_solvers.paper.printed import CIFAR10, SIDES
 from bespoke_solvers.solver import Solver
 
 FID_ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
@@ -55,6 +56,11 @@ class Results:
     def title(self, model: str) -> str:
         """A model and its parameterisation."""
         return f"{model} ({self.parameterisation(model)})"
+
+    def like(self, model: str) -> str:
+        """The data of the paper whose pictures are as large as the model's samples, or the next smaller."""
+        side = self.about(model)["model_is"]["shape"][-1]
+        return max((data for data in SIDES if SIDES[data] <= side), key=SIDES.__getitem__, default=CIFAR10)
 
     def value(self, model: str, method: str, nfe: int, figure: str = "rmse") -> float | None:
         """A figure, infinite (a PSNR: minus that) where samples went astray; None where it was not measured.

@@ -11,7 +11,7 @@ from bespoke_solvers.paper.plan import NS, OWN, RK2_BESPOKE
 from bespoke_solvers.paper.results import FID_ENOUGH, Results
 from bespoke_solvers.report import Choice, Column, Note, Section, Table
 
-IMAGENET = 64  # pixels of a side from which on pictures stand beside the paper's of ImageNet rather than of CIFAR10
+IMAGENET = printed.SIDES["ImageNet-64"]
 Row = list[str | float | int | None]
 
 COLUMNS = (
@@ -96,8 +96,8 @@ def printed_tables(results: Results) -> list[Section]:
     tables: list[Section] = [
         Table("FID of solvers", text, COLUMNS[:5], [*(row[:5] for row in everything), *others], marked)
     ]
-    large = [model for model in results.models if results.about(model)["model_is"]["shape"][-1] >= IMAGENET]
-    small = [model for model in results.models if model not in large]
+    small = [model for model in results.models if results.like(model) == printed.CIFAR10]
+    large = [model for model in results.models if model not in small]
     for title, label, kept, models, size in (
         ("FID of RK2-Bespoke", cifar10, "cifar10", small, f"under {IMAGENET}"),
         ("FID of RK2-Bespoke, ImageNet", imagenet, "imagenet", large, f"of {IMAGENET} or more"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from bespoke_solvers.evaluation import too_rough
+from bespoke_solvers.evaluation import ENOUGH, too_rough
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE
 from bespoke_solvers.paper.relations import OURS, RATIO
@@ -129,17 +129,22 @@ def _shown(results: Results) -> tuple[int, list[str]] | None:
 
 def _saved(results: Results, nfe: int, models: Sequence[str]) -> tuple[str, str]:
     """`31 to 48 times fewer evaluations at RMSE 0.0249 to 0.0371 (RK2-Bespoke)`; NS where that is all there is. And a
-    sentence: what RK2 has there. Nothing is saved where RK2 is as close."""
+    sentence: what RK2 has there, and where it is as close, so that nothing is saved."""
     for method in OWN:
         errors, base = (_finite(results, name, nfe, models) for name in (method, RK2))
         if not errors:
             continue
-        if worse := [model for model in errors if errors[model] >= base.get(model, math.inf)]:
+        worse = [model for model in errors if errors[model] >= base.get(model, math.inf)]
+        if len(worse) == len(errors):
             return f"{method} with {nfe} evaluations is no closer than RK2", f"That is on {', '.join(worse)}."
-        times = _from_to([f"{results.about(m)['reference_evaluations'] / nfe:.0f}" for m in errors])
-        loss = _from_to([*map(significant, errors.values())])
-        beside = f"RK2 with as many evaluations has {_from_to([*map(significant, base.values())])}." if base else ""
-        return f"{times} times fewer evaluations at RMSE {loss} ({method})", beside
+        better = [model for model in errors if model not in worse]
+        times = _from_to([f"{results.about(model)['reference_evaluations'] / nfe:.0f}" for model in better])
+        loss = _from_to([significant(errors[model]) for model in better])
+        rk2 = [significant(base[model]) for model in better if model in base]
+        beside = f"RK2 with as many evaluations has {_from_to(rk2)}." if rk2 else ""
+        if worse:
+            beside += f" On {', '.join(worse)} it is no closer than RK2."
+        return f"{times} times fewer evaluations at RMSE {loss} ({method})", beside.strip()
     return "The samples of all Bespoke solvers went astray", ""
 
 
@@ -168,6 +173,8 @@ def _in_words(results: Results, nfe: int, models: Sequence[str]) -> list[str]:
 def _doubts(results: Results) -> list[str]:
     """What speaks against the figures: exact samples too rough for the errors measured, fits that were cut short."""
     found = []
+    if results.counts.samples < ENOUGH:
+        found.append(f"Careful: RMSE is of {results.counts.samples} samples; one of so few can decide it (--samples).")
     for model in results.models:
         series = results.series(model, [method for each in plan.EXPERIMENTS for method in each.methods], "rmse")
         least = min((error for points in series.values() for _, error in points), default=math.inf)
