@@ -31,9 +31,11 @@ from bespoke_solvers.velocity import Model
 DEFAULT = "ns, default"
 CHAIN = {"ns, closed form": "closed-form", "ns, projection": "projection", DEFAULT: "endpoint"}  # each from the last
 BNS = "bns from euler"
+PRINTED = "rk2-bespoke, as printed"  # by the paper's Algorithm 2: new paths in every step
 ADAM: dict[str, tuple[str, str | Loss]] = {  # family and objective
     "rk1-bespoke, bound": ("rk1", "bound"),
     "rk2-bespoke, bound": ("rk2", "bound"),
+    PRINTED: ("rk2", "bound"),
     BNS: ("ns", endpoint_loss),
 }
 GAUSS_NEWTON: dict[str, dict[str, Any]] = {
@@ -54,7 +56,7 @@ class Fitted(NamedTuple):
     record: dict[str, Any]
 
 
-def adam_budget(paths: int, steps: int, learning_rate: float) -> str:
+def adam_budget(paths: int | str, steps: int, learning_rate: float) -> str:
     """What a fit by Adam may spend, in words."""
     return f"{paths} paths, {steps} steps" + ("" if learning_rate == 2e-3 else f" at {learning_rate:g}")
 
@@ -121,7 +123,7 @@ class Frontier:
         """What a fit may spend, in words; a method that is not fitted has none."""
         paths, steps = self.paths, 0
         if method in ADAM:
-            return adam_budget(paths, self.options.adam, self.options.learning_rate)
+            return adam_budget("new" if method == PRINTED else paths, self.options.adam, self.options.learning_rate)
         if method in GAUSS_NEWTON:
             rest = "" if self.options.pays is None else f", the last gaining under {self.options.pays:g}"
             return f"{paths} paths, {self.options.gauss_newton} steps{rest}"
@@ -158,13 +160,14 @@ class Frontier:
         """A fit by gradient, from the longest one with fewer steps on, if there is one, with new moments of Adam."""
         options, (name, objective) = self.options, ADAM[method]
         family = NonStationary(baseline("euler", nfe), learn_start=False) if name == "ns" else make(name, nfe)
-        began, steps = self.shorter(method, nfe), options.adam
+        began, steps = None if method == PRINTED else self.shorter(method, nfe), options.adam
         if began:
             family.load_state_dict(
                 {part: torch.tensor(value, dtype=torch.float64) for part, value in began["theta"].items()}
             )
             steps -= began["history"][-1][0]
-        chosen = {"family": family, "objective": objective, "iterations": steps, "paths": self.paths}
+        paths = "fresh" if method == PRINTED else self.paths
+        chosen = {"family": family, "objective": objective, "iterations": steps, "paths": paths}
         fitted = self.fit(nfe, chosen | {"learning_rate": options.learning_rate}, began)
         return fitted.record | {"theta": fitted.theta}
 

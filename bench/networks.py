@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Formatter
 
 from bench.exchange import BOUND as BY_BOUND
-from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, HIGH, REFINED, TRANSFERRED
+from bench.frontier import BNS, CHAIN, DEFAULT, GAUSS_NEWTON, HIGH, PRINTED, REFINED, TRANSFERRED
 from bench.models import PATHS, link
 from bespoke_solvers import dedicated, zoo
 from bespoke_solvers.adapters.diffusers import TRAINING
@@ -74,6 +74,7 @@ def _toys() -> list[str]:
         f"{SAME} {EVERY} {BY_ADAM} --adam 4000",
         f"{SAME} --nfe 10 16 20 {BY_ADAM} --adam 4000 --learning-rate 1e-4",
         f"{TOYS} --nfe 8 10 --method '{HIGH}'",
+        f"{SAME} --nfe 10 --method '{PRINTED}' --adam 2000",
         *(
             f"{fits} --seed {seed} --store bench/results/many"
             for fits in (

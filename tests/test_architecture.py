@@ -47,6 +47,7 @@ LAYERS = [
     "run",
     "fitting",
     "pictures",
+    "tracks",
     "report",
     "gallery",
     "inception",

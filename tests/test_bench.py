@@ -16,10 +16,12 @@ from types import SimpleNamespace
 import diffusers
 import pytest
 import torch
+from bench.frontier import DEFAULT, PRINTED
+from bench.store import Store
 from typer.testing import CliRunner
 
 from benchmarks import ROOT, lines, run
-from bespoke_solvers import cells, dedicated, fid, inception, load, toy, zoo
+from bespoke_solvers import cells, dedicated, fid, inception, toy, zoo
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
@@ -49,18 +51,26 @@ def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
         assert all(table and table in text for table in marked)
 
 
-def test_what_is_said_of_the_papers_procedure_is_what_its_fit_took():
-    paper, ours = (load(ROOT / "bench" / "results" / "fresh" / f"{name}.json", nfe=10) for name in ("paper", "ours"))
-    spent = [
-        fit["reference"] + fit["forward"] + 2 * fit["backward"] for fit in (s.fit["evaluations"] for s in (paper, ours))
-    ]
-    assert paper.fit["paths"] == "fresh"
-    assert spent[0] > 20 * spent[1]
-    assert paper.validation["rmse"] > ours.validation["rmse"]
+def test_the_default_costs_a_twentieth_of_the_papers_procedure():
+    """And is closer to the exact samples, the same ones; what is said of both is what they took."""
     told = (ROOT / "docs" / "results-digits.md").read_text().replace("\n", " ")
-    for solver, count in zip((paper, ours), spent, strict=True):
-        assert f"{count:,}" in told
-        assert f"to {'an RMSE of ' * (solver is paper)}{solver.validation['rmse']:.4f}" in told
+    shares = []
+    for name in ("toy:digits", "toy:digits-fm-v-cs", "toy:digits-vp"):
+        frontier, many = (Store(ROOT / "bench" / "results" / each) for each in ("frontier", "many"))
+        (paper,) = (record for record in frontier.of(name) if record["method"] == PRINTED)
+        (ours,) = (
+            record
+            for record in many.of(name)
+            if (record["method"], record["nfe"], record["seed"]) == (DEFAULT, 10, 0) and "512" in record["budget"]
+        )
+        same = ("nfe", "seed", "samples", "tolerance", "choose")
+        assert [paper[field] for field in same] == [ours[field] for field in same]
+        assert paper["cost"] > 20 * ours["cost"]
+        assert paper["rmse"] > ours["rmse"]
+        assert all(f"{record['cost']:,}" in told and f"{record['rmse']:.4f}" in told for record in (paper, ours))
+        shares.append([paper["cost"] / ours["cost"], paper["cost"] / ours["cost"] * paper["best_iteration"] / 2000])
+    for each in zip(*shares, strict=True):
+        assert "1/{:.0f}, 1/{:.0f} and 1/{:.0f}".format(*each) in told
 
 
 def test_the_statements_about_the_zoo_are_those_of_its_results(tmp_path):

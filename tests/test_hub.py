@@ -204,6 +204,8 @@ def test_the_card_says_what_the_file_knows():
     assert "| 8 | ns | 0.0015 | 41.2 | 0.2177 |  | 127 |" in text
     assert "| 8 | endpoint | 64 | 12,345 fit, 678 reference | 42.5 |" in text
     assert "Solver.from_pretrained('me/s', nfe=4)" in text
+    content["tables"]["8"]["validation"]["rmse"] = 3e-5
+    assert "| 8 | ns | 3.0e-05 | 41.2 |" in hub.card(content, "me/s", "me/model")
     assert "bespoke sample MODEL --solver me/s --nfe 4" in text
 
 

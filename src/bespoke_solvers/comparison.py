@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bespoke_solvers import dedicated, fid, gallery, pictures, portfolio
+from bespoke_solvers import dedicated, fid, gallery, pictures, portfolio, tracks
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.cells import circumstances
 from bespoke_solvers.evaluation import HeldOut, held_out
@@ -213,7 +213,7 @@ def write(
         drawn["fit.png"] = pictures.errors_against_iterations({f"{s.family}, {s.nfe} NFE": s.fit for s in solvers})
     model = bank.model
     if math.prod(model.shape) > 1:
-        drawn["paths.png"] = pictures.paths_in_plane(*_paths(bank, solvers[0], tables, comparison.seed))
+        drawn["paths.png"] = tracks.paths_in_plane(*_paths(bank, solvers[0], tables, comparison.seed))
     if gallery.can_show(model):
         drawn["samples.png"] = pictures.side_by_side(_samples(comparison, bank, solvers), "exact")
     for name in PICTURES:

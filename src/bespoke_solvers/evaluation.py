@@ -39,7 +39,7 @@ class Quality(NamedTuple):
 class HeldOut:
     """Noise in batches with its exact samples; the mean number of evaluations that one took, and their own RMSE.
 
-    own_error is measured for the set to report on alone, where it is told; it costs as much as many samples.
+    own_error is measured for the set to report on alone, and NaN for others: it costs as much as many samples.
     """
 
     noise: list[Noise]

@@ -91,7 +91,7 @@ def fit(
     bank: where exact paths are kept, in what batches; by default in memory, 32 at a time. For a half-precision network
     it may be that of the same model in full precision, so that the rounding is fitted, too.
     rate: what the best step is chosen by, the lower the better, in place of RMSE and PSNR on held-out noise: FID, say.
-    Where it has a `mark`, a text that says what it goes by, the solver keeps that, and no fit by another one goes on.
+    If it has a `mark`, a text that names it, the solver keeps that, and checkpoints of fits by another are refused.
     checkpoint: a file written after each validation; where it exists, the fit goes on from it.
 
     Everything is a function of `seed`: a resumed fit ends where an undisturbed one does.

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
+
+from bespoke_solvers.metrics import decimals
 
 FILE, CARD = "solver.json", "README.md"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -210,11 +212,11 @@ def _quality(table: Mapping[str, Any]) -> dict[str, str]:
     base = validation.get("baseline", "baseline")
     return {
         "family": table["family"],
-        "RMSE": _figure(validation.get("rmse"), ".4f"),
-        "PSNR (dB)": _figure(validation.get("psnr"), ".1f"),
-        f"RMSE of {base}": _figure(validation.get("baseline_rmse"), ".4f"),
-        f"PSNR of {base} (dB)": _figure(validation.get("baseline_psnr"), ".1f"),
-        "NFE of the exact samples": _figure(validation.get("reference_evaluations"), ".0f"),
+        "RMSE": _figure(validation.get("rmse"), decimals),
+        "PSNR (dB)": _figure(validation.get("psnr"), "{:.1f}".format),
+        f"RMSE of {base}": _figure(validation.get("baseline_rmse"), decimals),
+        f"PSNR of {base} (dB)": _figure(validation.get("baseline_psnr"), "{:.1f}".format),
+        "NFE of the exact samples": _figure(validation.get("reference_evaluations"), "{:.0f}".format),
     }
 
 
@@ -225,12 +227,12 @@ def _cost(table: Mapping[str, Any]) -> dict[str, str]:
         "objective": str(fit.get("objective", "")),
         "exact paths": str(fit.get("paths", "")),
         "evaluations of the model": ", ".join(f"{count:,} {kind}" for kind, count in evaluations.items()),
-        "seconds": _figure(fit.get("seconds"), "g"),
+        "seconds": _figure(fit.get("seconds"), "{:g}".format),
     }
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "" if value is None else f"{value:{form}}"
+def _figure(value: float | None, written: Callable[[float], str]) -> str:
+    return "" if value is None else written(value)
 
 
 def _rows(rows: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures: samples side by side, errors against evaluations and iterations, learned transforms, sampling paths."""
+"""Pictures: samples side by side, errors against evaluations and iterations, learned transforms."""
 
 import io
 import os
@@ -45,7 +45,8 @@ def save(figure: "Figure", path: str | os.PathLike[str], dpi: int = 150, colours
     write_atomically(path, buffer.getvalue())
 
 
-def _style(axes: "Axes", x: str, y: str, title: str = "") -> None:
+def style(axes: "Axes", x: str, y: str, title: str = "") -> None:
+    """Label the axes, and leave them two sides."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10, color=INK)
@@ -209,7 +210,7 @@ def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str, width: flo
                     color=COLOURS[1] if own else colours[i % len(colours)],
                     label=name,
                 )
-            _style(axes, x, y, title)
+            style(axes, x, y, title)
             axes.xaxis.label.set_size(10 if columns <= 2 else 9)
             _mark(axes, sorted({at for points in series.values() for at, _ in points}))
             if y != PSNR:
@@ -246,7 +247,7 @@ def errors_against_iterations(fits: Mapping[str, Mapping[str, Any]]) -> "Figure"
         axes.plot(fit["best_iteration"], kept, marker="o", markersize=5, color=colour)
     _log_scale(axes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, frameon=False)
-    _style(axes, "iteration", "RMSE on held-out noise", "ticks: measured; dashed: the start; dot: the one kept")
+    style(axes, "iteration", "RMSE on held-out noise", "ticks: measured; dashed: the start; dot: the one kept")
     return figure
 
 
@@ -270,14 +271,14 @@ def transform(solver: Solver) -> "Figure":
         _slopes(right, r, s, ds)
         left.plot([0, 1], [0, 1], color=COLOURS[0], linestyle=":", linewidth=1)
         right.axhline(1, color=COLOURS[0], linestyle=":", linewidth=1)
-        _style(left, "r", "$t_r$", f"time: {solver.family}, {solver.nfe} NFE (dotted: base method)")
-        _style(right, "r", "$s_r$", "scale")
+        style(left, "r", "$t_r$", f"time: {solver.family}, {solver.nfe} NFE (dotted: base method)")
+        style(right, "r", "$s_r$", "scale")
     else:
         left.plot(solver.table.t.tolist(), marker="o", color=COLOURS[3])
-        _style(left, "evaluation k", "$t_k$", f"times: {solver.family}, {solver.nfe} NFE")
+        style(left, "evaluation k", "$t_k$", f"times: {solver.family}, {solver.nfe} NFE")
         image = right.imshow(solver.table.b.tolist(), cmap="RdBu_r", vmin=-1, vmax=1)
         figure.colorbar(image, ax=right)
-        _style(right, "j", "k", "weights $b_{kj}$")
+        style(right, "j", "k", "weights $b_{kj}$")
     return figure
 
 
@@ -290,43 +291,3 @@ def _slopes(axes: "Axes", r: list[float], values: list[float], slopes: list[floa
             [x - length, x + length], ends, color=COLOURS[1], linewidth=1.6, label="learned slope" if x == 0 else None
         )
     axes.legend(fontsize=8, frameon=False)
-
-
-Tracks = dict[str, list[list[float]]]  # points of the plane by the name of a path
-
-
-def in_plane(exact: Float[Tensor, "m *shape"], runs: Mapping[str, Sequence[Tensor]], sample: int) -> Tracks:
-    """A sampling path and the states of each solver in the plane of their two principal components.
-
-    `exact` holds points of the exact path, `runs` the states of each solver for a batch, `sample` is the path's place.
-    A path that goes astray is cut there.
-    """
-    whole = {"exact": exact.flatten(1)} | {
-        name: torch.stack([state[sample].flatten() for state in states]) for name, states in runs.items()
-    }
-    tracks = {name: track[track.isfinite().all(1).cumprod(0).bool()].cpu().double() for name, track in whole.items()}
-    points = torch.cat([*tracks.values()])
-    centre = points.mean(0)
-    plane = torch.linalg.svd(points - centre, full_matrices=False).Vh[:2].T
-    flat = {name: ((track - centre) @ plane).tolist() for name, track in tracks.items()}
-    return {name: [[round(value, 4) for value in point] for point in track] for name, track in flat.items()}
-
-
-def planes(several: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> "Figure":
-    """Sampling paths in their planes (the paper's Figure 1), a panel for each; the exact one is named `exact`."""
-    figure = new_figure(3.4 * len(several), 3.6)
-    for i, (axes, tracks) in enumerate(zip(figure.subplots(1, len(several), squeeze=False)[0], several, strict=True)):
-        for (name, track), colour in zip(tracks.items(), (EXACT, COLOURS[0], COLOURS[1], *COLOURS[3:]), strict=False):
-            x, y = zip(*track, strict=True)
-            axes.plot(x, y, color=colour, linewidth=1.4, marker=None if name == "exact" else ".", label=name)
-            axes.plot(x[-1], y[-1], marker="*", markersize=10, color=colour)
-        _style(axes, "first principal component", "second", f"sample {i}")
-        axes.set(xticks=[], yticks=[])
-        if i == 0:
-            axes.legend(fontsize=7, frameon=False)
-    return figure
-
-
-def paths_in_plane(exact: Float[Tensor, "m b *shape"], runs: Mapping[str, Sequence[Tensor]]) -> "Figure":
-    """`planes` of the samples of a batch."""
-    return planes([in_plane(exact[:, i], runs, i) for i in range(exact.shape[1])])

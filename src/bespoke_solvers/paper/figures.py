@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bespoke_solvers import gallery, pictures
+from bespoke_solvers import gallery, pictures, tracks
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.paper import page, plan
 from bespoke_solvers.paper.lab import EXACT
@@ -127,7 +127,7 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
         if plan.THETA in results.experiments:
             found += [(f"{name}-theta-{s.nfe}.png", pictures.transform(s)) for s in results.solvers(model)[:1]]
         if plan.PATHS in results.experiments and (planes := results.planes(model)):
-            found.append((f"{name}-paths.png", pictures.planes(planes)))
+            found.append((f"{name}-paths.png", tracks.planes(planes)))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from bespoke_solvers import dedicated, families, fitting, gallery, pictures, portfolio
+from bespoke_solvers import dedicated, families, fitting, gallery, portfolio, tracks
 from bespoke_solvers.bank import GIB, Bank
 from bespoke_solvers.cells import Record, Store, numbers_of, table_of
 from bespoke_solvers.description import describe, differences, in_words
@@ -245,7 +245,7 @@ class Lab:
             path = exact.at(torch.linspace(self.model.t_lo, 1, 60, dtype=torch.float64)).x
             u = self.model.bind(few.condition)
             runs = {m: list(states(self.table(m, nfe), u, few.x0))[:: TABLEAUS["midpoint"].stages] for m in methods}
-            return {"planes": [pictures.in_plane(path[:, i], runs, i) for i in range(len(few.x0))]}
+            return {"planes": [tracks.in_plane(path[:, i], runs, i) for i in range(len(few.x0))]}
 
         if nfe is not None and self.about()["model_is"]["shape"] != [1]:
             with self.going_on(RK2_BESPOKE, nfe):
