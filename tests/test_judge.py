@@ -253,6 +253,7 @@ def test_pictures_of_another_size_than_the_samples_are_doubted(folder, real, tmp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_size(folder, (1, 8, 8))
+        check_size(folder, (2,))  # no pictures, of which there is no FID
         check_size(tmp_path / "real.npz", (1, 8, 9))
 
 

@@ -21,7 +21,7 @@ from bespoke_solvers.description import describe, digest
 from bespoke_solvers.evaluation import held_out
 from bespoke_solvers.fid import Draw, Statistics
 from bespoke_solvers.metrics import decimals
-from bespoke_solvers.pictures import to_uint8
+from bespoke_solvers.pictures import is_picture, to_uint8
 from bespoke_solvers.reference import solve
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model, NoiseSet, noise_seeds
@@ -184,9 +184,10 @@ def check_real(path: Path) -> None:
 
 
 def check_size(path: Path, shape: Sequence[int]) -> None:
-    """Doubt real pictures of another height or width than the samples."""
-    own = list(shape[1:])
-    real = list(data.load(path).pixels.shape[2:]) if path.is_dir() else own
+    """Doubt real pictures of another height or width than the samples; a file of statistics does not say its own."""
+    if not (path.is_dir() and is_picture(shape)):
+        return
+    own, real = tuple(shape[1:]), data.load(path).pixels.shape[2:]
     if real != own:
         warnings.warn(
             f"the pictures in {path} have {real[0]} x {real[1]} pixels, the samples {own[0]} x {own[1]}: "
