@@ -207,3 +207,11 @@ def test_a_training_that_is_not_finished_is_told(written, tmp_path):
         (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"the training in .* is not finished; give its command again"):
         resolve(str(tmp_path))
+
+
+def test_a_checkpoint_of_others_in_a_folder_is_their_own(tmp_path):
+    """With a scheduler beside it, it says nothing of a training."""
+    for name in ("config.json", "scheduler_config.json", "checkpoint.pt"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match="holds a None; expected a UNet2DModel"):
+        resolve(str(tmp_path))

@@ -1,6 +1,5 @@
 """The report of a comparison: `bespoke eval` as a page that one can open and send."""
 
-import math
 import os
 import platform
 import textwrap
@@ -12,7 +11,7 @@ import torch
 from bespoke_solvers import __version__, gallery, pictures, report
 from bespoke_solvers.bank import Bank
 from bespoke_solvers.comparison import Comparison, name_of
-from bespoke_solvers.evaluation import ENOUGH, held_out
+from bespoke_solvers.evaluation import ENOUGH, held_out, margin
 from bespoke_solvers.files import write_atomically
 from bespoke_solvers.judge import in_words
 from bespoke_solvers.pictures import NFE
@@ -99,14 +98,12 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
 
 
 def _as_close(best: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]], own_error: float) -> str:
-    """What the other methods pay for an RMSE that is as low, or not higher by more than the noise (as in `bespoke
-    paper`: twice the standard error of the difference, or the exact samples' own error)."""
+    """What the other methods pay for an RMSE that is as low, or not higher by more than the noise."""
 
-    def noise(row: Mapping[str, Any]) -> float:
-        errors = [each.get("rmse_se") or 0.0 for each in (row, best)]
-        return max(2 * math.hypot(*errors), own_error)
+    def within(row: Mapping[str, Any]) -> float:
+        return margin([each.get("rmse_se") or 0.0 for each in (row, best)], own_error)
 
-    close = [row for row in rivals if row["rmse"] <= best["rmse"] + noise(row)]
+    close = [row for row in rivals if row["rmse"] <= best["rmse"] + within(row)]
     if not close:
         return f"With up to {max(row['nfe'] for row in rivals)} evaluations, no other method comes as close."
     cheapest = min(close, key=lambda row: (row["nfe"], row["rmse"]))

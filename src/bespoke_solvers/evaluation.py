@@ -1,6 +1,7 @@
 """How close a table comes to the exact samples, on noise that no fit has seen."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,6 +82,12 @@ class HeldOut:
         """That of the RMSE, as the mean of each sample's; None for one sample, or where some went astray."""
         spread = mse(x1, self.x1).sqrt().std().item() / math.sqrt(len(x1)) if len(x1) > 1 else math.nan
         return spread if math.isfinite(spread) else None
+
+
+def margin(errors: Sequence[float], own_error: float) -> float:
+    """Within which two RMSE do not differ: twice the standard error of their difference, the two taken as independent,
+    or the exact samples' own error."""
+    return max(2 * math.hypot(*errors), own_error)
 
 
 def too_rough(own_error: float, error: float) -> str | None:

@@ -46,7 +46,8 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     """
     is_pipeline = (folder / "model_index.json").is_file()
     unet = folder / "unet" if is_pipeline else folder
-    if (folder / CHECKPOINT).is_file() and not (folder / TRAINING).is_file():
+    known = is_pipeline or any((folder / name).is_file() for name in (TRAINING, SCHEDULER))
+    if (folder / CHECKPOINT).is_file() and not known:
         raise ValueError(f"the training in {folder} is not finished; give its command again, and it goes on")
     config = read_json(unet / "config.json")
     if config.get("_class_name") != "UNet2DModel":

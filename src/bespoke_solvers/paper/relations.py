@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import chain, permutations
 from operator import lt
 
+from bespoke_solvers.evaluation import margin
 from bespoke_solvers.paper import plan, printed
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import DPM2, EDM, RK1, RK1_BESPOKE, RK2, RK2_BESPOKE, RK4, SCALE, TIME
@@ -288,4 +289,4 @@ def _clear(results: Results, model: str, figure: str, one: tuple[str, int], othe
     a, b, *errors = (math.inf if number is None else number for number in numbers)
     if not math.isfinite(sum(errors)):
         return None
-    return bool(abs(a - b) > max(2 * math.hypot(*errors), results.about(model)["reference_error"]))
+    return bool(abs(a - b) > margin(errors, results.about(model)["reference_error"]))
