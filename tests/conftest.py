@@ -18,7 +18,7 @@ from bespoke_solvers.bank import Bank  # noqa: E402
 from bespoke_solvers.fitting import CHAIN, STEPS  # noqa: E402
 from bespoke_solvers.grids import WARPS  # noqa: E402
 from browser import Browser, Page, cannot_test, find  # noqa: E402
-from chains import CHAINED, CLOSED, GRIDS, SMALL, fit  # noqa: E402
+from chains import CHAINED, GRIDS, SMALL, fit  # noqa: E402
 from commands import OWN, QUICK, run  # noqa: E402
 
 
@@ -46,7 +46,7 @@ def large(model):
 def few_steps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STEPS, "projection", 3)
-        patch.setitem(STEPS, "closed-form", CLOSED)
+        patch.setitem(STEPS, "closed-form", GRIDS + 1)
         patch.setattr(stages, "WARPS", WARPS[:GRIDS])
         yield
 

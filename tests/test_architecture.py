@@ -38,6 +38,7 @@ LAYERS = [
     "bound",
     "objectives",
     "regression",
+    "screening",
     "starts",
     "stages",
     "gauss_newton",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bespoke_solvers
-from bespoke_solvers import dedicated, families, fitting, grids, stages, toy
+from bespoke_solvers import dedicated, families, fitting, stages, toy
 from bespoke_solvers.bank import Bank, Batches
 from bespoke_solvers.description import apart, describe
 from bespoke_solvers.doubts import doubt
@@ -19,6 +19,7 @@ from bespoke_solvers.generic import baseline
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import endpoint_loss
 from bespoke_solvers.schedules import VP, CondOT, Cosine
+from bespoke_solvers.stages import TRIED
 from bespoke_solvers.table import Table
 from bespoke_solvers.velocity import Counter, Model
 from chains import CHAINED, CLOSED, GRIDS, SMALL, entries, fit, on_choosing_set
@@ -144,9 +145,9 @@ def test_a_grid_that_overflows_on_paths_that_were_not_tried_gives_way_to_the_nex
     """Grids are tried on half of the batches."""
     plain = Batches(bank, model, 0, 2)
     stage = stages.ClosedForm(NonStationary(baseline("euler", 3)), plain, rank)
-    losses = [stage.step() for _ in stage.warps]
-    first, second = sorted(range(len(losses)), key=losses.__getitem__)[rank : rank + 2]
-    t = grids.warp(model, 3, *stage.warps[first])[1]
+    losses = [stage.step() for _ in range(TRIED)]
+    chosen = sorted(stage.losses, key=stage.losses.__getitem__)[rank]
+    t = stage.grids[chosen][1]
     tried, untried = (paths.at(t[None]).x[0] for paths in plain)
     apart = torch.cdist(untried, tried).amin(1)
     far, radius = untried[apart.argmax()], apart.max() / 2
@@ -157,18 +158,21 @@ def test_a_grid_that_overflows_on_paths_that_were_not_tried_gives_way_to_the_nex
 
     broken = Batches(bank, dataclasses.replace(model, velocity=velocity), 0, 2)
     stage = stages.ClosedForm(NonStationary(baseline("euler", 3)), broken, rank)
-    assert [stage.step() for _ in stage.warps] == losses
+    assert [stage.step() for _ in range(TRIED)] == losses
     stage.step()
-    assert stage.finished
-    assert stage.tried[first] == torch.inf
+    assert stage.losses[chosen] == torch.inf
+    assert len(stage.losses) == TRIED + 1, "one more was tried in its place"
+    while not stage.finished:
+        stage.step()
+    following = sorted(stage.losses, key=stage.losses.__getitem__)[rank]
     found = stage.family().detach().on(model).t
-    torch.testing.assert_close(found, grids.warp(model, 3, *stage.warps[second]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found, stage.grids[following], rtol=0, atol=1e-9)
 
 
 def test_a_velocity_that_is_finite_at_no_times_is_named(model, bank):
     broken = dataclasses.replace(model, velocity=lambda t, x: torch.full_like(x, torch.inf))
     stage = stages.ClosedForm(NonStationary(baseline("euler", 3)), Batches(bank, broken, 0, 1))
-    assert [stage.step() for _ in stage.warps] == [torch.inf] * len(stage.warps)
+    assert [stage.step() for _ in stage.grids] == [torch.inf] * len(stage.grids)
     with pytest.raises(ValueError, match="the velocity is not finite near the exact paths, at whatever times"):
         stage.step()
 
@@ -268,8 +272,9 @@ def test_evaluations_are_accounted_for(model):
 
 
 def test_the_closed_form_costs_what_it_must(chain):
-    """Each grid once, the first twice and the best thrice more, at n evaluations for each path; and two validations."""
-    assert chain["closed-form"].fit["evaluations"]["forward"] == (GRIDS + 1 + 3) * 4 * 48 + 2 * 4 * 16
+    """One evaluation for grids that begin together, and n for each grid that is tried, the first twice and the best
+    thrice more, on each path; and two validations."""
+    assert chain["closed-form"].fit["evaluations"]["forward"] == (1 + (TRIED + 1 + 3) * 4) * 48 + 2 * 4 * 16
 
 
 def test_no_gradient_of_the_network_is_needed(model, bank, whole):

@@ -16,10 +16,10 @@ from bespoke_solvers.bank import Bank
 from bespoke_solvers.cells import Store
 from bespoke_solvers.cli import app
 from bespoke_solvers.evaluation import held_out
-from bespoke_solvers.fitting import STEPS
 from bespoke_solvers.generic import baseline
 from bespoke_solvers.judge import KEY, Judge, check_size, in_words, mark, real_pictures
 from bespoke_solvers.reference import solve
+from bespoke_solvers.stages import TRIED
 from bespoke_solvers.velocity import Counter, noise_seeds
 
 
@@ -294,7 +294,7 @@ def test_the_command(folder, tmp_path, monkeypatch):
     assert chosen.exit_code == 0, chosen.output
     assert bespoke_solvers.load(solver).fit["rated"] == f"FID to {mark(folder, features)} on 8 samples of choose 0"
     ratings = bespoke_solvers.load(solver).fit["ratings"]
-    assert [iteration for iteration, _ in ratings] == [0, STEPS["closed-form"]]
+    assert [iteration for iteration, _ in ratings] == [0, TRIED + 1]
     assert all(rating > 0 for _, rating in ratings)
     dry = runner.invoke(app, [*arguments, *options, "--out", str(tmp_path / "other"), "--dry-run"])
     assert "on 8 samples for FID" in dry.output

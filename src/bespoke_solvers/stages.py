@@ -13,9 +13,11 @@ from bespoke_solvers.families import Family, NonStationary
 from bespoke_solvers.grids import WARPS, straightness, warp
 from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, Rows, closed_form, errors, log_mean, sample_weights
+from bespoke_solvers.screening import screen
 from bespoke_solvers.table import TableError
 from bespoke_solvers.velocity import Model
 
+TRIED = 5  # of the time grids
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
 
 
@@ -126,7 +128,8 @@ class Adam(Stage):
 
 
 class ClosedForm(Stage):
-    """Rows in closed form: a handful of time grids, tried on half of the paths, then the best of them on all paths.
+    """Rows in closed form: of a handful of time grids the most promising ones (`screen`) are tried on half of the
+    paths, then the best of these is fitted to all.
 
     A sample that is hard on one grid is hard on the others, so each grid is tried in one pass with the weights of the
     best one before it; with equal weights a few samples would decide which grid is best.
@@ -138,63 +141,72 @@ class ClosedForm(Stage):
 
     def __init__(self, family: NonStationary, batches: Sequence[Paths], rank: int = 0) -> None:
         self.family, self.batches, self.rank = family, batches, rank
-        least = 0.0 if family.learn_scale else 0.5  # of c, below which it is 0
+        model, least = batches[0].model, 0.0 if family.learn_scale else 0.5  # of c, below which it is 0
         warps = [(c if c > least else 0.0, p, q) for c, p, q in WARPS]
-        held = family.held_start(batches[0].model)
+        held, self.scale = family.held_start(model), family.held_scale(model)
         if held is not None:
-            c = family.nfe * straightness(batches[0].model.schedule, held).item()
+            c = family.nfe * straightness(model.schedule, held).item()
             warps = [(c, p, q) for _, p, q in WARPS]
-        self.warps = list(dict.fromkeys(warps))
-        self.every = len(self.warps) + 1
-        self.tried: list[float] = []
+        self.grids = [warp(model, family.nfe, *each) for each in dict.fromkeys(warps)]
+        self.every = len(self.grids) + 1
+        self.untried: list[int] | None = None  # the most promising first; None before they are compared
+        self.losses: dict[int, float] = {}  # of grids, infinite where the velocity overflows
         self.weights: list[Tensor] = []
+        self.done = False
 
     @property
     def finished(self) -> bool:
-        """Whether all is done."""
-        return len(self.tried) == self.every
+        """Whether the best grid was fitted to the end."""
+        return self.done
 
     def step(self) -> float:
         """Try one more grid, or fit the best one to the end."""
-        index, half = len(self.tried), self.batches[: -(-len(self.batches) // 2)]
-        if index < len(self.warps):
-            rows, loss, found = self._fit(index, half, 1 if self.weights else 2, self.weights)
-            self.tried.append(loss)
-            if rows is not None and loss <= min(self.tried):
-                self.weights = sample_weights(found)
-            return loss
-        rows = None
-        while rows is None:
-            ranked = sorted((i for i in range(index) if self.tried[i] < math.inf), key=self.tried.__getitem__)
+        half = self.batches[: -(-len(self.batches) // 2)]
+        if self.untried is None:
+            scores = screen(self.grids, half, self.scale)
+            self.untried = sorted(range(len(scores)), key=scores.__getitem__)
+        while True:
+            ranked = sorted(
+                (grid for grid, loss in self.losses.items() if loss < math.inf), key=self.losses.__getitem__
+            )
+            if self.untried and len(ranked) < TRIED:
+                return self._try(self.untried.pop(0), half)
             if not ranked:
                 raise ValueError(
                     "the velocity is not finite near the exact paths, at whatever times; it must be finite everywhere"
                 )
             chosen = ranked[: self.rank + 1][-1]
             rows, loss, _ = self._fit(chosen, self.batches, PASSES)
-            if rows is None:  # it overflows on paths that were not tried
-                self.tried[chosen] = math.inf
-        self.tried.append(loss)
-        self.family.load_table(rows.table.off(self.batches[0].model))
+            if rows is not None:
+                self.family.load_table(rows.table.off(self.batches[0].model))
+                self.done = True
+                return loss
+            self.losses[chosen] = math.inf  # it overflows on paths that were not tried
+
+    def _try(self, grid: int, batches: Sequence[Paths]) -> float:
+        """E log MSE on a grid, whose samples' weights are kept if it is the best so far."""
+        _, loss, found = self._fit(grid, batches, 1 if self.weights else 2, self.weights)
+        self.losses[grid] = loss
+        if loss < math.inf and loss <= min(self.losses.values()):
+            self.weights = sample_weights(found)
         return loss
 
     def _fit(
         self, grid: int, batches: Sequence[Paths], passes: int, weights: Sequence[Tensor] = ()
     ) -> tuple[Rows | None, float, list[Tensor]]:
         """The rows on a grid, E log MSE and each sample's MSE; None, and infinite, where the velocity overflows."""
-        model = self.batches[0].model
-        t, scale = warp(model, self.family.nfe, *self.warps[grid]), self.family.held_scale(model)
         try:
-            rows = closed_form(t, batches, passes, scale, weights)
+            rows = closed_form(self.grids[grid], batches, passes, self.scale, weights)
         except TableError:
             return None, math.inf, []
         found = errors(rows.samples, batches)
         return (rows if log_mean(found) < math.inf else None), log_mean(found), found
 
     def state(self) -> dict[str, Any]:
-        """The losses so far, and the weights."""
-        return {"tried": self.tried, "weights": self.weights}
+        """What was tried so far, and the weights."""
+        return {"untried": self.untried, "losses": self.losses, "weights": self.weights, "done": self.done}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
-        self.tried, self.weights = state["tried"], state["weights"]
+        for name, value in state.items():
+            setattr(self, name, value)
