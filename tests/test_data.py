@@ -103,6 +103,16 @@ def test_mnist(ending, tmp_path):
         assert (made.name, made.classes) == ("fashion", [str(i) for i in range(10)])
 
 
+def test_labels_that_do_not_occur_are_no_classes(tmp_path):
+    """As those of EMNIST's letters begin with 1."""
+    folder = mnist_folder(tmp_path / "a")
+    labels = np.array([20, 7, 160, 7] * 5, np.uint8)
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(labels))
+    made = prepare(folder, tmp_path / "out")
+    assert made.classes == ["7", "20", "160"]
+    assert made.labels.tolist() == [1, 0, 2, 0] * 5
+
+
 def test_folders_are_classes(tmp_path):
     kept = {name: save(random_picture(), tmp_path / "a" / name) for name in ("cat/1.png", "cat/2.PNG", "ant/x/y.bmp")}
     for passed_over in ("README.txt", ".hidden.png", "__MACOSX/cat/1.png", "cat/.1.png"):
@@ -167,6 +177,25 @@ def test_splits_and_the_outermost_folder_of_a_zip(tmp_path):
         ValueError, match="has no split 'test'; expected all its pictures in sub-folders test, train, val"
     ):
         prepare(tmp_path / "afhq" / "train", tmp_path / "other", split="test")
+
+
+@pytest.mark.parametrize("names", [("train", "valid", "test"), ("Train", "Validation"), ("TRAIN", "Test", "val")])
+def test_splits_have_more_than_one_name(tmp_path, names):
+    pictures = {name: save(random_picture(), tmp_path / "a" / name / "cat" / "1.png") for name in names}
+    chosen = {"train": names[0], "test": next((n for n in names if n.lower() == "test"), names[1])}
+    for split, name in chosen.items():
+        made = prepare(tmp_path / "a", tmp_path / split, split=split)
+        assert made.classes == ["cat"]
+        assert np.array_equal(made.pixels, [pictures[name].transpose(2, 0, 1)])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_splits_beside_something_else_are_no_classes(tmp_path, split):
+    for name in ("train", "test", "extra"):
+        save(random_picture(), tmp_path / "a" / name / "cat" / "1.png")
+    with pytest.raises(ValueError, match=r"has no split '\w+'; .*, but extra lies beside them"):
+        prepare(tmp_path / "a", tmp_path / "out", split=split)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -275,6 +304,21 @@ def test_the_same_again_is_fine_and_another_is_refused(prepared, tmp_path):
         prepare(tmp_path / "mnist", prepared)
     assert data.load(prepared).labels[1] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mnist", "out"]
+
+
+@pytest.mark.parametrize("name", ["pixels.npy", "labels.npy"])
+def test_a_data_set_that_was_altered_is_not_the_same_again(prepared, tmp_path, name):
+    array = np.load(prepared / name)
+    array.flat[5] ^= 1
+    np.save(prepared / name, array)
+    with pytest.raises(ValueError, match=f"{name} was altered since it was made: remove the folder"):
+        prepare(tmp_path / "mnist", prepared)
+    assert np.array_equal(np.load(prepared / name), array), "it is left to its owner"
+
+
+def test_a_prepared_data_set_is_no_source(prepared, tmp_path):
+    with pytest.raises(ValueError, match="out is a prepared data set already; give it to bespoke pretrain"):
+        prepare(prepared, tmp_path / "other")
 
 
 def test_small_pictures_get_a_margin(tmp_path):

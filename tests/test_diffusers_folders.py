@@ -145,9 +145,21 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         with pytest.raises(ValueError, match=TRAINING):
             load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / TRAINING).write_text(record())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sample_size": None}))
+    with pytest.raises(ValueError, match=r"config\.json does not say how large the pictures are; write a sample_size"):
+        load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"_class_name": "Transformer2DModel"}))
     with pytest.raises(ValueError, match="holds a Transformer2DModel; expected a UNet2DModel"):
         load(tmp_path)
+
+
+def test_what_a_configuration_leaves_out_is_as_diffusers_has_it(tmp_path):
+    saved(tmp_path, diffusers.DDPMScheduler())
+    whole = load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "in_channels"}))
+    assert load(tmp_path).shape == whole.shape
 
 
 def test_a_pipeline_with_more_in_it_is_refused(tmp_path):

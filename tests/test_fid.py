@@ -168,10 +168,26 @@ def test_damaged_and_foreign_files_are_refused_by_name(two, tmp_path):
         np.save(file, np.zeros(3))
     with pytest.raises(ValueError, match=r"s.npz is damaged or no file of statistics"):
         load(path)
-    for sigma, said in ((np.eye(4), r"covariance has the shape \(4, 4\)"), (np.full((3, 3), np.nan), "not finite")):
+    sigmas = (
+        (np.eye(4), r"covariance has the shape \(4, 4\)"),
+        (np.full((3, 3), np.nan), "not finite"),
+        (np.triu(np.ones((3, 3))), "is not symmetric, or has a variance below 0"),
+        (-np.eye(3), "is not symmetric, or has a variance below 0"),
+    )
+    for sigma, said in sigmas:
         np.savez(path, mu=np.zeros(3), sigma=sigma)
         with pytest.raises(ValueError, match=rf"s.npz .*{said}"):
             load(path)
+
+
+def test_a_covariance_has_no_negative_eigenvalues_but_by_rounding(two):
+    found = statistics([two[0]], FEATURES)
+    half = dataclasses.replace(found, covariance=found.covariance.half().double())
+    assert fid(half, found) == pytest.approx(0, abs=1e-3 * found.covariance.trace().item())
+    mixed = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
+    broken = Statistics(torch.zeros(2, dtype=torch.float64), mixed, torch.zeros(0, 2), 2)
+    with pytest.raises(ValueError, match="has the eigenvalue -1, and 3 as the largest; expected none below 0"):
+        fid(broken, broken)
 
 
 def test_useless_features_are_refused(two):

@@ -246,6 +246,15 @@ def test_statistics_of_a_folder_that_became_another_are_made_again(folder, tmp_p
     assert (folder / "fid.npz").read_bytes() != kept
 
 
+def test_kept_statistics_that_are_damaged_are_told_and_made_again(folder):
+    first = real_pictures(folder, features)
+    (folder / "fid.npz").write_bytes((folder / "fid.npz").read_bytes()[:100])
+    with pytest.warns(UserWarning, match=r"the kept statistics are not used: .*fid\.npz is damaged"):
+        again = real_pictures(folder, features)
+    assert torch.equal(again.mean, first.mean)
+    assert torch.equal(fid.load(folder / "fid.npz").mean, first.mean)
+
+
 def test_pictures_of_another_size_than_the_samples_are_doubted(folder, real, tmp_path):
     with pytest.warns(UserWarning, match="have 8 x 8 pixels, the samples 8 x 9: FID will be of that"):
         check_size(folder, (3, 8, 9))

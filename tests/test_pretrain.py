@@ -148,6 +148,28 @@ def test_a_time_limit_ends_the_training_and_the_learning_rate(tmp_path, monkeypa
     assert rates[-1] < 0.02 * max(rates)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_does_not_wait_for_an_fid(tmp_path, number):
+    """The step before it is in the checkpoint already."""
+    plan, ended = Plan(TINY, made(), steps=2), []
+
+    def rate(table, model):
+        os.kill(os.getpid(), number)
+        ended.append(table)
+        return 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        train(plan, tmp_path, rate=rate, progress=False)
+    assert not ended
+    assert states(tmp_path)["steps"] == 2
+    assert signal.getsignal(number) == before(number)
+    assert train(plan, tmp_path, rate=lambda table, model: 1.0, progress=False)["fid"][0][2] == 1.0
+
+
+def before(number):
+    return {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}[number]
+
+
 def test_fid_is_measured_along_the_way_in_time_that_does_not_count(tmp_path, monkeypatch):
     """A step takes a second, a measurement a hundred; the second run goes on with a larger limit."""
     now = [0.0]

@@ -92,6 +92,10 @@ DAMAGE = {
         lambda folder: changed(folder, data=record(folder)["data"] | {"classes": ["cat"]}),
         r"the classes \['cat'\], expected",
     ),
+    "no shape": (
+        lambda folder: changed(folder, data=record(folder)["data"] | {"shape": 5}),
+        r"shape and classes in .*training\.json are no lists",
+    ),
     "cut weights": (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9]), "is damaged"),
     "no weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "is damaged"),
 }

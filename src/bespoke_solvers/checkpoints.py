@@ -16,6 +16,7 @@ from bespoke_solvers.description import in_words
 from bespoke_solvers.files import write_atomically
 
 State = dict[str, Any]
+STOPPING = (int(signal.SIGINT), int(signal.SIGTERM))
 DAMAGED = (RuntimeError, EOFError, LookupError, TypeError, AttributeError, OSError, pickle.UnpicklingError)
 
 
@@ -63,9 +64,27 @@ def interruptible() -> Iterator[list[int]]:
         asked.append(number)
         signal.signal(number, before[number])
 
-    before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in STOPPING}
     try:
         yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Inside `interruptible`: where no step is under way, the first signal stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in STOPPING}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

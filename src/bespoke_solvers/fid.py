@@ -24,6 +24,7 @@ from bespoke_solvers.pictures import is_picture, to_uint8
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Noise, NoiseSet, default_device, noise_seeds
 
+ROUNDED = 1e-4  # of the largest number, by which a covariance that was kept in half precision may be off
 Features = Callable[[Tensor], Tensor]
 Draw = Callable[[Model, Noise], Tensor]  # samples of a model from noise
 
@@ -55,11 +56,20 @@ class Statistics:
                 raise ValueError(f"{name} has the shape {tuple(value.shape)}; {d} features need {shape}")
             if not value.isfinite().all():
                 raise ValueError(f"{name} holds a number that is not finite")
+        rounding = ROUNDED * self.covariance.abs().amax()
+        apart = (self.covariance - self.covariance.T).abs().amax()
+        if apart > rounding or self.covariance.diagonal().amin() < -rounding:
+            raise ValueError("the covariance (sigma) is not symmetric, or has a variance below 0: it is something else")
 
     @cached_property
     def factor(self) -> Float[Tensor, "d rank"]:
         """L with L L^T = covariance, without the eigenvalues that are rounding; on the GPU where there is one."""
         values, vectors = torch.linalg.eigh(self.covariance.to(default_device()))
+        if values[0] < -ROUNDED * values[-1]:
+            raise ValueError(
+                f"the covariance (sigma) has the eigenvalue {values[0].item():.3g}, and {values[-1].item():.3g} as the "
+                "largest; expected none below 0: it is no covariance, make the statistics again"
+            )
         real = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
         factor: Tensor = vectors[:, real] * values[real].sqrt()
         return factor

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from bespoke_solvers import data, dedicated, fid, portfolio
 from bespoke_solvers.bank import Bank
@@ -196,7 +197,7 @@ def check_size(path: Path, shape: Sequence[int]) -> None:
         )
 
 
-def real_pictures(path: Path, features: fid.Features) -> Statistics:
+def real_pictures(path: Path, features: fid.Features, progress: bool = False) -> Statistics:
     """The statistics of a file, or of a folder of `bespoke data`, which keeps those of its last features (fid.npz).
 
     Pictures that took the place of others are known by the digests in data.json, and with the features by those of some
@@ -218,15 +219,28 @@ def real_pictures(path: Path, features: fid.Features) -> Statistics:
 
     some = coloured(slice(None, None, max(1, len(pixels) // SOME)))
     mark = torch.cat([fid.mark_of(features, *pixels.shape[2:]), features(some).detach().float().cpu()])
-    if kept.exists() and (there := fid.load(kept)).of == of and _alike(there.mark, mark):
+    there = _kept_statistics(kept)
+    if there and there.of == of and _alike(there.mark, mark):
         return there
-    batches = (coloured(slice(start, start + 128)) for start in range(0, len(pixels), 128))
+    starts = tqdm(range(0, len(pixels), 128), desc="real pictures", unit="batch", disable=not progress)
+    batches = (coloured(slice(start, start + 128)) for start in starts)
     found = dataclasses.replace(fid.statistics(batches, features, keep=KEPT), mark=mark, of=of)
     try:
         found.save(kept)
     except OSError as error:
         warnings.warn(f"the statistics of the real pictures are not kept for the next time: {error}", stacklevel=2)
     return found
+
+
+def _kept_statistics(path: Path) -> Statistics | None:
+    """Those that were kept, if they can be read; a damaged file is told of, and made again."""
+    if not path.exists():
+        return None
+    try:
+        return fid.load(path)
+    except ValueError as error:
+        warnings.warn(f"the kept statistics are not used: {error}", stacklevel=3)
+        return None
 
 
 def mark(real: Path, features: fid.Features) -> str:

@@ -86,6 +86,10 @@ def start(folder: Path) -> Start:
     known = training | data if isinstance(data, dict) else training
     if missing := [name for name in ("config", "classes", "shape", "steps", "images", "seconds") if name not in known]:
         raise ValueError(f"{folder / TRAINING} has no {', '.join(missing)}; expected the record of bespoke pretrain")
+    if not isinstance(known["shape"], list) or not isinstance(known["classes"], list):
+        raise ValueError(
+            f"shape and classes in {folder / TRAINING} are no lists; expected the record of bespoke pretrain"
+        )
     try:
         weights = load(content)
     except SafetensorError as error:

@@ -241,6 +241,13 @@ def train(
             training.resume(state)
             bar.set_description(f"{plan.config.name}, from step {training.steps}")
         training.compile()
+
+        def look() -> None:
+            if asked:
+                raise KeyboardInterrupt
+            with checkpoints.at_once():
+                training.look(out, rate)
+
         paused = time.monotonic()
         began, since = paused - training.seconds, (paused, training.steps)
         while (done := plan.progress(training.steps, training.seconds)) < 1 and not asked:
@@ -255,14 +262,12 @@ def train(
             if now - paused > PAUSE:
                 matching.check(training.running, training.parameters, training.steps)
                 checkpoints.write(checkpoint, training.state())
-                training.look(out, rate)
+                look()
                 paused = time.monotonic()
                 since, began = (paused, training.steps), began + paused - now
         matching.check(training.running, training.parameters, training.steps)
         checkpoints.write(checkpoint, training.state())
-        if asked:
-            raise KeyboardInterrupt
-        training.look(out, rate)
+        look()
         checkpoints.write(checkpoint, training.state())  # with the last FID, for a run that goes on with a larger limit
         record = {"command": command} | training.record(half)
         model_folder.save(training.average, record, out, half)

@@ -58,8 +58,10 @@ def load(folder: Path, *, guidance: float | None = None, device: str | torch.dev
     network: Any = UNet2DModel.from_pretrained(unet, torch_dtype=torch.float32, low_cpu_mem_usage=False)
     if torch.device(device).type == "cpu":
         network.to(memory_format=torch.channels_last)  # a sixth faster there
-    size = config["sample_size"]
-    shape = (config["in_channels"], *(size if isinstance(size, list) else (size, size)))
+    size = network.config.sample_size
+    if size is None:
+        raise ValueError(f"{unet / 'config.json'} does not say how large the pictures are; write a sample_size into it")
+    shape = (network.config.in_channels, *(size if isinstance(size, list | tuple) else (size, size)))
     network.to(device).eval().requires_grad_(False)
     return as_model(network, meaning, shape, guidance, scales_noise=not is_pipeline, replayed=True)
 

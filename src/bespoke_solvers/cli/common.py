@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from bespoke_solvers.cells import name_only
 from bespoke_solvers.judge import Judge, mark, real_pictures
 from bespoke_solvers.metrics import decimals
 from bespoke_solvers.solver import Solver, read, solvers_in
-from bespoke_solvers.velocity import NoiseSet
+from bespoke_solvers.velocity import Model, NoiseSet
 
 ModelName = Annotated[
     str,
@@ -136,12 +137,21 @@ def output_folder(path: Path) -> Path:
 
 
 def judge(
-    to: Path, weights: Path | None, count: int, seed: int, batch_size: int, noise_set: NoiseSet, **more: Any
+    to: Path,
+    weights: Path | None,
+    count: int,
+    seed: int,
+    batch_size: int,
+    noise_set: NoiseSet,
+    *,
+    progress: bool,
+    copies: Sequence[Model] = (),
 ) -> Judge:
     """What measures FID and KID to real pictures; commands look for these first (`check_real`), before any download."""
     features = inception.load(weights)
-    real = real_pictures(to, features)
-    return Judge(real, features, count, seed, batch_size, noise_set, to=mark(to, features), **more)
+    real = real_pictures(to, features, progress)
+    to_what = mark(to, features)
+    return Judge(real, features, count, seed, batch_size, noise_set, copies=copies, progress=progress, to=to_what)
 
 
 def in_figures(validation: dict[str, Any]) -> str:

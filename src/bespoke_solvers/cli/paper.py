@@ -130,7 +130,7 @@ def paper(
     known = {record["real"] for name in names for record in store.of(name) if record["measured"] == "fid"}
     by = None
     if real and (not draw or len(known) > 1):
-        by = judge(real, inception, counts.fid_samples, seed, counts.batch_size, "report")
+        by = judge(real, inception, counts.fid_samples, seed, counts.batch_size, "report", progress=not quiet)
     elif len(known) > 1:
         raise ValueError(
             f"FID in {out} was measured to {len(known)} sets of pictures; say which by --real, --inception"
@@ -144,7 +144,7 @@ def paper(
             if real and resolved.decode is None:
                 check_size(real, resolved.shape)
             several = copies(name, scale) if by and device is None else []
-            own = by and dataclasses.replace(by, copies=several, progress=not quiet)
+            own = by and dataclasses.replace(by, copies=several)
             labs[label] = Lab(
                 label, resolved, store, counts, seed, bank or out / "bank", own, budget, progress=not quiet, others=labs
             )

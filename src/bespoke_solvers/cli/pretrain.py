@@ -73,7 +73,9 @@ def pretrain(
         typer.echo(f"for {limit} with {chosen.batch_size} pictures in a step{begun}; output {out}")
         return
     output_folder(out)
-    rate = judge(fid, inception, fid_samples, seed, chosen.batch_size, "report").fid if fid else None
+    rate = (
+        judge(fid, inception, fid_samples, seed, chosen.batch_size, "report", progress=not quiet).fid if fid else None
+    )
     typed, compiled = without_folders(), False if no_compile else None
     try:
         record = train(plan, out, half=half, compiled=compiled, rate=rate, command=typed, progress=not quiet)

@@ -1,5 +1,6 @@
 """Real pictures as memory-mapped bytes: a folder of `pixels.npy`, `labels.npy` if there are labels, and `data.json`."""
 
+import filecmp
 import hashlib
 import io
 import json
@@ -83,6 +84,8 @@ def prepare(
             if out.exists():
                 out.rmdir()
             unfinished.rename(out)
+        else:
+            _check_unaltered(unfinished, out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return load(out)
@@ -163,6 +166,13 @@ def _is_free(out: Path, facts: dict[str, Any]) -> bool:
     return False
 
 
+def _check_unaltered(new: Path, out: Path) -> None:
+    """Refuse a data set whose arrays are no longer those that its card has the digests of."""
+    for file in sorted(new.glob("*.npy")):
+        if not filecmp.cmp(file, out / file.name, shallow=False):
+            raise ValueError(f"{out / file.name} was altered since it was made: {ANEW}")
+
+
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) < 80 else f"{text[:76]} ..."
@@ -171,6 +181,8 @@ def _short(value: Any) -> str:
 def _find(source: Path, split: str, size: int | None) -> Source:
     if not source.exists():
         raise ValueError(f"there is no {source}; expected a folder, a zip of pictures or CIFAR-10's .tar.gz")
+    if (source / "data.json").is_file() and (source / "pixels.npy").is_file():
+        raise ValueError(f"{source} is a prepared data set already; give it to bespoke pretrain, or to --fid, as it is")
     found = cifar.find(source, split) if source.is_dir() or tarfile.is_tarfile(source) else None
     if found and size is not None:
         raise ValueError(f"--size {size} is for pictures of any size; those of {', '.join(found.files)} have their own")

@@ -1,4 +1,4 @@
-"""MNIST and what has its file format (Fashion-MNIST, EMNIST): idx files, plain or gzipped."""
+"""MNIST and what has its file format and names (Fashion-MNIST, KMNIST): idx files, plain or gzipped."""
 
 import gzip
 import struct
@@ -15,7 +15,8 @@ PORTION = 2**22  # bytes read at a time
 
 
 def find(folder: Path, split: str, size: int | None = None) -> Source | None:
-    """The pictures and labels of a split; None if the folder has pictures of neither. Classes are named by number.
+    """The pictures and labels of a split; None if the folder has pictures of neither. Classes are the labels that
+    occur, named by their number.
 
     size: the side of a square in whose middle they are put, on black; 28 x 28 cannot be halved as often as 32 x 32.
     """
@@ -47,6 +48,7 @@ def find(folder: Path, split: str, size: int | None = None) -> Source | None:
             f"--size {size} is less than the {height} x {width} pictures of {images.name}, which get a margin at most; "
             f"expected {max(height, width)} or more"
         )
+    of_class, labels = np.unique(labels, return_inverse=True)
     margins = [((size - side) // 2, (size - side + 1) // 2) for side in (height, width)] if size else []
 
     def portions() -> Iterator[Portion]:
@@ -63,7 +65,7 @@ def find(folder: Path, split: str, size: int | None = None) -> Source | None:
             if _read(file, images, 1):
                 raise _wrong_length(images, count + 1, count, "pictures")
 
-    classes = [str(label) for label in range(int(labels.max()) + 1)]
+    classes = [str(label) for label in of_class]
     return Source(folder.resolve().name, [images.name, of_images.name], split, classes, count, portions)
 
 

@@ -17,7 +17,7 @@ from bespoke_solvers.data.sources import Portion, Source, blaming
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]
-SPLITS = {"train": ["train"], "test": ["test", "val"]}
+SPLITS = {"train": ["train"], "test": ["test", "val", "valid", "validation"]}  # in whatever case
 MARGIN = 8  # times its shorter side, that a picture keeps of its longer one
 Named = dict[str, tuple[str, ...]]  # the names of pictures, and the folders and the file that they are made of
 
@@ -25,8 +25,9 @@ Named = dict[str, tuple[str, ...]]  # the names of pictures, and the folders and
 def find(source: Path, split: str, size: int | None) -> Source:
     """The pictures in the order of their names; sub-folders of the first level are classes.
 
-    If those are `train`, `test` or `val` and no others, they are splits, and the classes are a level below. A zip's one
-    outermost folder does not count as a level. Files of other endings and hidden ones are passed over.
+    If those have the names of `SPLITS` and no others, they are splits, and the classes are a level below; a class may
+    have such a name, but not two of them. A zip's one outermost folder does not count as a level. Files of other
+    endings and hidden ones are passed over.
     """
     listed = _in_folder(source) if source.is_dir() else _in_zip(source)
     parted = {name: PurePosixPath(name if source.is_dir() else _with_slashes(name)).parts for name in sorted(listed)}
@@ -58,19 +59,30 @@ def find(source: Path, split: str, size: int | None) -> Source:
 
 def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | None]:
     """The pictures of a split, named from there on, and the split; all of them and None where there are no splits."""
-    known, tops = {name for names in SPLITS.values() for name in names}, {parts[0] for parts in pictures.values()}
-    if source.is_file() and len(tops) == 1 and not tops & known and all(len(parts) > 1 for parts in pictures.values()):
+    known, tops = {name for names in SPLITS.values() for name in names}, _tops(pictures)
+    if source.is_file() and len(tops) == 1 and not set(tops) & known and all(map(_is_inside, pictures.values())):
         pictures = {name: parts[1:] for name, parts in pictures.items()}
-        tops = {parts[0] for parts in pictures.values()}
-    if not tops <= known and split == "train":
+        tops = _tops(pictures)
+    others = [tops[name] for name in sorted(tops.keys() - known)]
+    if others and split == "train" and len(tops) - len(others) < 2:
         return pictures, None
-    folder = next((name for name in SPLITS[split] if name in tops), None)
-    if folder is None or not tops <= known:
+    folder = next((tops[name] for name in SPLITS[split] if name in tops), None)
+    if folder is None or others:
+        beside = f", but {others[0]} lies beside them" if others else ""
         raise ValueError(
             f"{source} has no split {split!r}; expected all its pictures in sub-folders {', '.join(sorted(known))}, "
-            f"and some in {' or '.join(SPLITS[split])}"
+            f"and some in {' or '.join(SPLITS[split])}{beside}"
         )
     return {name: parts[1:] for name, parts in pictures.items() if parts[0] == folder}, split
+
+
+def _tops(pictures: Named) -> dict[str, str]:
+    """The outermost names, by what they are in small letters."""
+    return {parts[0].lower(): parts[0] for parts in pictures.values()}
+
+
+def _is_inside(parts: tuple[str, ...]) -> bool:
+    return len(parts) > 1
 
 
 def _in_folder(folder: Path) -> Iterator[str]:
