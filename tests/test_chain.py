@@ -187,6 +187,14 @@ def test_a_start_on_a_model_whose_domain_begins_late():
     assert on_choosing_set(solver, bank, model).psnr > before.psnr
 
 
+def test_a_start_from_outside_the_domain_is_named(bank, model):
+    late = dataclasses.replace(model, domain=(0.1, 0.9))
+    with pytest.raises(
+        ValueError, match=r"evaluations from t = 0 to 0\.666667, outside the model's domain \(0\.1, 0\.9\)"
+    ):
+        fit(late, Bank(late, batch_size=16), start=baseline("euler", 3), **SMALL)
+
+
 def test_an_effort_names_objective_paths_and_steps(model, bank, monkeypatch):
     monkeypatch.setitem(EFFORTS, "high", Effort("projection", 8, 1))
     monkeypatch.setitem(EFFORTS, "medium", Effort("projection", 8, 1))  # 64 paths where samples are small

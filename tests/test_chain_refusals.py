@@ -30,13 +30,13 @@ WRONG = {
         "unknown objective 'projection' for rk2; expected one of bound, endpoint",
     ),
     "unknown effort": ({"effort": "huge"}, "effort 'huge' for ns; expected one of low, medium, high"),
-    "no paths": ({"paths": 0}, 'paths must be a positive number or "fresh", got 0'),
+    "no paths": ({"paths": 0}, 'paths must be a whole number of at least 1, got 0; or "fresh"'),
     "steps of the closed form": (
         {"objective": "closed-form", "iterations": 5},
         "closed-form cannot have 5 iterations",
     ),
     "effort for rk2": ({"effort": "low", "family": "rk2", "nfe": 4}, "effort 'low' for rk2"),
-    "fewer than no steps": ({"iterations": -1}, "endpoint cannot have -1 iterations"),
+    "fewer than no steps": ({"iterations": -1}, "iterations must be a whole number of at least 0, got -1"),
 }
 
 

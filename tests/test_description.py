@@ -20,6 +20,7 @@ from bespoke_solvers.description import (
     schedule_of,
 )
 from bespoke_solvers.scale_time import Transformed, identity
+from bespoke_solvers.stages import check_gradient
 
 PATHS = [schedules.CondOT(), schedules.VP(), schedules.Cosine(), schedules.EDM()]
 
@@ -168,6 +169,31 @@ def test_a_velocity_without_gradient_is_refused_where_one_is_needed(stop):
     model = Model(velocity, (2,), schedules.CondOT())
     with pytest.raises(ValueError, match=r"passes no gradient to x .*torch.no_grad, or detached.* endpoint"):
         fit(model, nfe=4, family="rk2", progress=False)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "x-start", "score"])
+def test_a_network_without_gradient_is_refused_where_its_output_is_added_to_x(prediction):
+    """dx/dt knows x then, but not by the network."""
+    net = Net()
+
+    def model(network):
+        return Model.from_network(network, prediction=prediction, schedule=schedules.VP(), shape=(2,))
+
+    check_gradient(model(net))
+    with pytest.raises(ValueError, match="passes no gradient to x, or not that of its network"):
+        check_gradient(model(torch.no_grad()(net.forward)))
+
+
+@pytest.mark.parametrize("name", ["toy:digits", "toy:digits-vp", "toy:digits-fm-v-cs", "toy:checkerboard"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rough_gradient_is_a_gradient(name, dtype):
+    """That of sharp modes, and of a network that rounds its output."""
+    exact = toy.load(name)
+
+    def velocity(t, x):
+        return exact.velocity(t, x).to(dtype).to(x.dtype)
+
+    check_gradient(dataclasses.replace(exact, velocity=velocity))
 
 
 def test_a_disk_without_room_is_an_error_and_no_signal(monkeypatch):

@@ -1,6 +1,7 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
@@ -317,6 +318,25 @@ def test_a_reference_too_rough_for_the_solver_is_reported(model, monkeypatch):
         fit(model, **QUICK)
 
 
+@pytest.mark.parametrize(
+    ("paths", "iterations", "words"),
+    [(None, 2.5, "iterations must be a whole number of at least 0, got 2.5"), (True, None, "paths must .* got True")],
+)
+def test_amounts_are_whole_numbers(paths, iterations, words):
+    amounts, rest = inspect.unwrap(fitting.amounts), (None, None, ["endpoint"])
+    with pytest.raises(ValueError, match=words):
+        amounts(toy.checkerboard(), families.make("ns", 4), *rest, paths, iterations)
+    assert amounts(toy.checkerboard(), families.make("ns", 4), *rest, np.int64(7), np.int64(3))[0] == 7
+
+
+def test_a_fit_that_goes_astray_keeps_its_best_solver(model):
+    with pytest.warns(UserWarning, match=r"went astray in iteration \d+ .*; take a lower learning rate"):
+        solver = fit(model, **QUICK | {"learning_rate": 1e30, "iterations": 10, "validate_every": 1})
+    assert solver.fit["iterations"] < 10
+    assert solver.validation["rmse"] <= solver.validation["baseline_rmse"]
+    assert solver.table.b.isfinite().all()
+
+
 def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
     fit(model, **QUICK | {"progress": True})
     shown = capsys.readouterr().err
@@ -336,7 +356,9 @@ def test_the_progress_bar_shows_the_error_and_the_baselines(model, capsys):
         ({"nfe": 0}, "got 0"),
         ({"bank": "folder"}, "got a str as bank; expected a Bank"),
         ({"start": "s.json"}, r"got a str to start from; expected a table .*, solver\.table say"),
-        ({"validate_every": 0}, "validate_every must be at least 1, got 0"),
+        ({"validation_paths": 32.0}, "validation_paths must be a whole number of at least 1, got 32.0"),
+        ({"family": "rk2", "learning_rate": 0.0}, "the learning rate must be positive and finite, got 0"),
+        ({"validate_every": 0}, "validate_every must be a whole number of at least 1, got 0"),
     ],
     ids=str,
 )

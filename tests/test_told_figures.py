@@ -12,14 +12,13 @@ from bespoke_solvers import dedicated
 def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
     pages = {tmp_path / page.name: page.read_text() for page in (ROOT / "docs").glob("results*.md")}
     for copy, text in pages.items():
-        copy.write_text(re.sub(r"(?m)^\|.*\n", "", text))
+        copy.write_text(re.sub(r"(<!-- .* -->\n\n)(?:\|.*\n)+", r"\1| out of date |\n", text))
     for store in ("frontier", "alone", "paths", "many", "schedulers", "fid"):
         paper = ["--paper", ROOT / "bench" / "results" / "paper" / "results.json"]
         run("bench.tables", "--store", ROOT / "bench" / "results" / store, *paper, "--into", *pages)
     for copy, text in pages.items():
-        marked = re.findall(r"<!-- .* -->\n\n((?:\|.*\n)*)", copy.read_text())
-        assert len(marked) > 3
-        assert all(table and table in text for table in marked)
+        assert text.count("<!-- ") > 3
+        assert copy.read_text() == text
 
 
 def test_the_default_costs_a_twentieth_of_the_papers_procedure():

@@ -23,6 +23,7 @@ from bespoke_solvers.gauss_newton import GaussNewton
 from bespoke_solvers.grids import WARPS
 from bespoke_solvers.objectives import bespoke_loss
 from bespoke_solvers.projection import Projection
+from bespoke_solvers.reference import Paths
 from bespoke_solvers.run import Planned, Rate, Run, rated
 from bespoke_solvers.solver import Solver
 from bespoke_solvers.stages import Adam, ClosedForm, Loss, Stage, check_gradient
@@ -98,9 +99,7 @@ def fit(
     """
     if not isinstance(model, Model):
         raise ValueError(f"got a {type(model).__name__} to fit to; expected a bespoke_solvers.Model made of it")
-    if isinstance(nfe, bool) or not isinstance(nfe, numbers.Integral) or nfe < 1:
-        raise ValueError(f"nfe must be a whole number of at least 1, got {nfe!r}; for several, fit one after another")
-    nfe = int(nfe)
+    nfe = _whole("nfe", nfe, 1, "; for several, fit one after another")
     if not isinstance(start, Table | None):
         raise ValueError(f"got a {type(start).__name__} to start from; expected a table on the model, solver.table say")
     if not isinstance(bank, Bank | None):
@@ -115,7 +114,12 @@ def fit(
     learning_rate = LEARNING_RATE if learning_rate is None else learning_rate
     paths, steps = amounts(model, learner, objective, effort, names, paths, iterations)
     if start is not None and isinstance(learner, NonStationary):
-        held = learner.held_scale(model)
+        held, times = learner.held_scale(model), start.t.tolist()
+        if min(times) < model.t_lo or max(times) > model.t_hi:
+            raise ValueError(
+                f"the start has evaluations from t = {min(times):g} to {max(times):g}, outside the model's domain "
+                f"({model.t_lo:g}, {model.t_hi:g}); give one that was made for this model"
+            )
         learner.load_table(start.off(model))
         if held is not None and not math.isclose(float(start.a[0]), held, rel_tol=1e-6):
             raise ValueError(
@@ -123,10 +127,10 @@ def fit(
                 "give another start, or a model with scales_noise=True"
             )
     validation_paths = enough(model, VALIDATION_PATHS) if validation_paths is None else validation_paths
-    if validation_paths < 1:
-        raise ValueError(f"{validation_paths} paths to validate are too few")
-    if validate_every < 1:
-        raise ValueError(f"validate_every must be at least 1, got {validate_every}")
+    validation_paths = _whole("validation_paths", validation_paths, 1)
+    validate_every = _whole("validate_every", validate_every, 1)
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"the learning rate must be positive and finite, got {learning_rate:g}")
     description = describe(model)
     if callable(objective) or names[-1] == "bound":
         check_gradient(model)
@@ -160,7 +164,7 @@ def fit(
     counter = Counter(model.velocity)
     source = Batches(bank, dataclasses.replace(model, velocity=counter), seed, batches)
 
-    def stage(name: str, on: Batches, rank: int) -> Stage:
+    def stage(name: str, on: Sequence[Paths], rank: int) -> Stage:
         match name, learner:
             case _ if callable(objective):
                 return Adam(learner, source.turn, objective, learning_rate, validate_every)
@@ -261,16 +265,23 @@ def amounts(
     """How many paths, and the most steps of each stage."""
     default = _default(family, effort)
     paths = paths_of(model, family, effort) if paths is None else paths
-    if paths != "fresh" and not (isinstance(paths, int) and paths > 0):
-        raise ValueError(f'paths must be a positive number or "fresh", got {paths!r}')
+    if paths != "fresh":
+        paths = _whole("paths", paths, 1, '; or "fresh"')
+    if iterations is not None:
+        iterations = _whole("iterations", iterations, 0)
     if iterations is None:
         iterations = default.steps if objective in (None, default.objective) else STEPS.get(names[-1], STEPS["bound"])
-    elif names[-1] == "closed-form" or iterations < 0:
-        raise ValueError(
-            f"{names[-1]} cannot have {iterations} iterations; closed-form has none to set, others 0 or more"
-        )
+    elif names[-1] == "closed-form":
+        raise ValueError(f"closed-form cannot have {iterations} iterations: it has none to set; leave them out")
     before = [EFFORTS["medium"].steps if name == "endpoint" else STEPS[name] for name in names[:-1]]
     return paths, [*before, iterations]
+
+
+def _whole(name: str, value: Any, least: int, more: str = "") -> int:
+    """A whole number of one's own or of NumPy."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}{more}")
+    return int(value)
 
 
 def _solver(

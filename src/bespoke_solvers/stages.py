@@ -1,6 +1,8 @@
 """The ways to fit, each as a stage that changes a family of solvers step by step."""
 
+import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from bespoke_solvers.table import TableError
 from bespoke_solvers.velocity import Model
 
 TRIED = 5  # of the time grids
+DIFFERENCES = (1e-2, 1e-1)  # of x, of which one is neither so short that the network's rounding nor so long that
+WRONG = 0.3  # its bends make a derivative seem wrong by so much
 Loss = Callable[[Any, Paths], Tensor]  # of a family and a batch: each path's loss
 
 
@@ -50,15 +54,31 @@ class Stage(ABC):
 
 
 def check_gradient(model: Model) -> None:
-    """Refuse a velocity whose output does not know x: the loss would still have a gradient, a wrong one."""
+    """Refuse a velocity whose gradient is not what differences say: the loss would have a gradient, a wrong one.
+
+    That of a network under torch.no_grad, say: what `Model.from_network` adds to its output still knows x.
+    """
     x, condition = model.noise([0])
-    t = torch.full((), model.t_lo, dtype=model.dtype, device=model.device)
+    way, u = model.noise([1])[0], model.bind(condition)
+    t = torch.full((), (model.t_lo + model.t_hi) / 2, dtype=model.dtype, device=model.device)
+    with torch.no_grad():
+        changes = [(u(t, x + h * way) - u(t, x - h * way)) / (2 * h) for h in DIFFERENCES]
     with torch.enable_grad():
-        output = model.bind(condition)(t, x.requires_grad_())
-    if not output.requires_grad or torch.autograd.grad(output.sum(), x, allow_unused=True)[0] is None:
+        output = u(t, x.requires_grad_())
+        known = [
+            torch.autograd.grad(output, x, change, retain_graph=True, allow_unused=True)[0]
+            for change in changes
+            if output.requires_grad
+        ]
+    off = [
+        1.0 if slope is None else abs((slope * way).sum().item() / max(change.square().sum().item(), 1e-30) - 1)
+        for slope, change in zip(known, changes, strict=False)
+    ]
+    if not off or min(off) > WRONG:
         raise ValueError(
-            "the velocity passes no gradient to x (is it under torch.no_grad, or detached?), which this objective "
-            "needs; let it, or fit to the end point (objective endpoint), which needs none"
+            "the velocity passes no gradient to x, or not that of its network (is it under torch.no_grad, detached or "
+            "quantised?), which this objective needs; let it, or fit to the end point (objective endpoint), which "
+            "needs none"
         )
 
 
@@ -78,15 +98,16 @@ class Adam(Stage):
         self.optimizer = torch.optim.Adam(self.learned, lr=learning_rate)
         self.iteration = 0
         self.parts = 1  # of a batch
+        self.astray = False
 
     @property
     def finished(self) -> bool:
-        """Never by itself."""
-        return False
+        """Where a step led to numbers that are no table."""
+        return self.astray
 
     def step(self) -> float:
-        """One step of Adam."""
-        paths = self.batch(self.iteration)
+        """One step of Adam, which is taken back if it leads to numbers that are no table."""
+        paths, before = self.batch(self.iteration), copy.deepcopy(self.family.state_dict())
         loss = None
         while loss is None:
             try:
@@ -97,6 +118,16 @@ class Adam(Stage):
                 self.parts *= 2
         self.optimizer.step()
         self.iteration += 1
+        try:
+            self.family()
+        except TableError as error:
+            self.family.load_state_dict(before)
+            self.astray = True
+            warnings.warn(
+                f"the fit went astray in iteration {self.iteration} ({error}) and ends there, with the best solver "
+                "before; take a lower learning rate",
+                stacklevel=2,
+            )
         return loss
 
     def _differentiate(self, paths: Paths) -> float:
@@ -119,12 +150,12 @@ class Adam(Stage):
 
     def state(self) -> dict[str, Any]:
         """The optimiser's moments."""
-        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration}
+        return {"optimizer": self.optimizer.state_dict(), "iteration": self.iteration, "astray": self.astray}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
         self.optimizer.load_state_dict(state["optimizer"])
-        self.iteration = state["iteration"]
+        self.iteration, self.astray = state["iteration"], state.get("astray", False)
 
 
 class ClosedForm(Stage):
