@@ -17,7 +17,7 @@ from bespoke_solvers.reference import Paths
 from bespoke_solvers.regression import PASSES, Rows, closed_form, errors, log_mean, sample_weights
 from bespoke_solvers.screening import screen
 from bespoke_solvers.table import TableError
-from bespoke_solvers.velocity import Model
+from bespoke_solvers.velocity import Model, Velocity
 
 TRIED = 5  # of the time grids
 DIFFERENCES = (1e-2, 1e-1)  # of x, of which one is neither so short that the network's rounding nor so long that
@@ -60,26 +60,28 @@ def check_gradient(model: Model) -> None:
     """
     x, condition = model.noise([0])
     way, u = model.noise([1])[0], model.bind(condition)
-    t = torch.full((), (model.t_lo + model.t_hi) / 2, dtype=model.dtype, device=model.device)
+    for part in (0.25, 0.5, 0.9):
+        t = torch.full((), model.t_lo + part * (model.t_hi - model.t_lo), dtype=model.dtype, device=model.device)
+        if min(_gradient_off(u, t, x, h * way) for h in DIFFERENCES) > WRONG:
+            raise ValueError(
+                f"the velocity passes no gradient to x at t = {t.item():.3g}, or not its network's (is it under "
+                "torch.no_grad, or detached?), which this objective needs; let it, or fit to the end point (objective "
+                "endpoint), which needs none"
+            )
+
+
+def _gradient_off(u: Velocity, t: Tensor, x: Tensor, step: Tensor) -> float:
+    """The relative error of what u's gradient foretells of the way from x - step to x + step."""
     with torch.no_grad():
-        changes = [(u(t, x + h * way) - u(t, x - h * way)) / (2 * h) for h in DIFFERENCES]
+        change = (u(t, x + step) - u(t, x - step)) / 2
     with torch.enable_grad():
-        output = u(t, x.requires_grad_())
-        known = [
-            torch.autograd.grad(output, x, change, retain_graph=True, allow_unused=True)[0]
-            for change in changes
-            if output.requires_grad
-        ]
-    off = [
-        1.0 if slope is None else abs((slope * way).sum().item() / max(change.square().sum().item(), 1e-30) - 1)
-        for slope, change in zip(known, changes, strict=False)
-    ]
-    if not off or min(off) > WRONG:
-        raise ValueError(
-            "the velocity passes no gradient to x, or not that of its network (is it under torch.no_grad, detached or "
-            "quantised?), which this objective needs; let it, or fit to the end point (objective endpoint), which "
-            "needs none"
-        )
+        start = x.detach().clone().requires_grad_()
+        output = u(t, start)
+        known = torch.autograd.grad(output, start, change, allow_unused=True)[0] if output.requires_grad else None
+    if known is None:
+        return math.inf
+    foretold, found = (known * step).sum().item(), change.square().sum().item()
+    return abs(foretold - found) / max(found, 1e-12 * step.square().sum().item())
 
 
 class Adam(Stage):
