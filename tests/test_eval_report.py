@@ -105,6 +105,9 @@ def test_the_headline_says_how_many_times_fewer_at_which_loss():
     rows[3] |= {"rmse": 0.0032, "rmse_se": 0.0001}
     near = eval_report.headline(dataclasses.replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
     assert "as close is unipc with 10 evaluations, within the noise of so many samples." in near
+    rows[3]["rmse"] = 0.003
+    no = eval_report.headline(dataclasses.replace(found, rows=rows[:-1]), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
+    assert '<p class="figure">ns-bespoke with 10 evaluations is no closer than unipc</p>' in no
     few = eval_report.headline(dataclasses.replace(found, samples=15), ["ns-bespoke", "rk2-bespoke"], 1e-5).html()
     assert "one of so few samples can decide which solver is closer; take 16 or more" in few
     assert "unipc" not in few

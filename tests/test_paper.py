@@ -250,7 +250,7 @@ def test_a_network_with_and_without_guidance(tmp_path, monkeypatch, short_fits):
         return torch.nn.functional.adaptive_avg_pool2d(pictures.float(), 1).flatten(1) / 64
 
     real = fid.statistics([torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8)], features, keep=64)
-    monkeypatch.setattr("bespoke_solvers.cli.paper.judge", lambda *_: Judge(real, features, 4, 0, 4))
+    monkeypatch.setattr("bespoke_solvers.cli.paper.judge", lambda *_, progress: Judge(real, features, 4, 0, 4))
     monkeypatch.setattr("bespoke_solvers.judge.FEW", 4)
     real.save(tmp_path / "real.npz")
     options = ["--guidance", "2", "--real", tmp_path / "real.npz", "--fid-samples", "4", "--tolerance", "1e-2"]

@@ -113,6 +113,34 @@ def test_an_experiment_is_drawn_for_the_models_that_it_measured(tmp_path):
     assert {axes.get_title() for axes in figures.curves_of(results, plan.ABLATION).axes} == {f"{OT} (FM-OT)"}
 
 
+def test_an_fid_of_what_all_experiments_share_is_left_out(tmp_path):
+    """Where another model has the FID of an experiment's own methods."""
+    results = given(tmp_path, (OT, VP))
+    for cell in [cell for cell in results.cells(VP) if cell["measured"] == "fid"]:
+        if cell["method"] not in (RK2, RK2_BESPOKE):
+            del results.store.records[results.store._values(cell)]
+    assert results.judged(plan.ABLATION) == [OT]
+    parts = curves(results, plan.ABLATION).parts.values()
+    assert [part.charts[-1].title for part in parts] == ["FID", "PSNR, dB"]
+    drawn = [axes for axes in figures.curves_of(results, plan.ABLATION).axes if axes.get_ylabel() == "FID"]
+    assert [axes.get_title() for axes in drawn] == [f"{OT} (FM-OT)"]
+
+
+def test_a_legend_is_as_wide_as_its_figure_at_most():
+    names = [f"RK2-Bespoke of a model with a long name, number {i}" for i in range(6)]
+    points = {name: [[6, 1.0], [8, 2.0]] for name in names}
+    figure = pictures.curves([[(f"model {i}", "RMSE", points) for i in range(3)]], pictures.NFE, RK2)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert [text.get_text() for text in legend.get_texts()] == names
+    lowest = min(axes.get_tightbbox().y0 for axes in figure.axes)
+    assert box.y0 >= 0
+    assert box.y1 <= lowest
+
+
 def test_panels_mark_their_nfe_and_are_empty_without_any():
     points = {"EDM": [[nfe, 1.0] for nfe in (7, 9, 11, 17, 21, 35)], RK2: [[nfe, 2.0] for nfe in (6, 8, 10, 16, 20)]}
     figure = pictures.curves([[("one", "RMSE", points), ("two", "RMSE", {})]], pictures.NFE, RK2)
@@ -153,7 +181,7 @@ def test_provenance_says_what_which_device_measured_and_when(tmp_path):
         own = cell["method"] in (EDM, RK4) and cell["measured"] == "error"
         cell.update(date=date, device="a CPU" if own else "a GPU")
     told = provenance(results, "").groups["Measured"]
-    assert told["on"] == f"a GPU; a CPU (5 of {len(cells)} cells: RK4, EDM)"
+    assert told["on"] == f"a GPU; a CPU (5 of {len(cells)} cells: error of RK4, error of EDM)"
     assert told["dates"] == "2026-11-16; 2026-11-17; 2026-11-18"
 
 

@@ -93,8 +93,10 @@ def headline(comparison: Comparison, own: Sequence[str], tolerance: float) -> He
         for row in cheaper:
             which = "With" if row["method"] == best["method"] else f"{row['method']} with"
             more.append(f"{which} {row['nfe']} evaluations, {_fewer(cost, row)}: {quality(row)}.")
-    loss = f"RMSE {report.significant(best['rmse'])}"
-    return Headline("In short", f"{_fewer(cost, best)} evaluations at {loss}", sentence, more)
+    figure = f"{_fewer(cost, best)} evaluations at RMSE {report.significant(best['rmse'])}"
+    if alike and rival["rmse"] <= best["rmse"]:
+        figure = f"{best['method']} with {best['nfe']} evaluations is no closer than {rival['method']}"
+    return Headline("In short", figure, sentence, [*more, report.WORDS])
 
 
 def _as_close(best: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]], own_error: float) -> str:

@@ -216,11 +216,16 @@ def curves(panels: Sequence[Sequence[Panel]], x: str, highlight: str, width: flo
             if y != PSNR:
                 _log_scale(axes)
     found = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if columns > 2:
-        where: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(found), 2 * columns), "fontsize": 10}
-    else:
-        where = {"loc": "outside right upper", "fontsize": 8}
-    figure.legend(found.values(), found.keys(), frameon=False, **where)
+    named = {"handles": found.values(), "labels": found.keys(), "frameon": False}
+    if columns <= 2:
+        figure.legend(loc="outside right upper", fontsize=8, **named)
+        return figure
+    for ncols in range(min(len(found), 2 * columns), 0, -1):
+        legend = figure.legend(loc="outside lower center", fontsize=10, ncols=ncols, **named)
+        if legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + 0.2 * (-(-len(found) // ncols) - 1))
     return figure
 
 

@@ -32,6 +32,12 @@ class Section:
         return ""
 
 
+WORDS = (
+    "RMSE: how far a sample is from the exact one of the same noise, as the root mean square over its numbers (colours "
+    "go from -1 to 1), in the mean over the samples. NFE: evaluations of the network for a sample."
+)
+
+
 @dataclass(frozen=True)
 class Headline(Section):
     """The result in large letters: a figure, the sentence that explains it, and further sentences."""

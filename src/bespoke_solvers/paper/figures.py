@@ -58,7 +58,7 @@ def _drawn_before(folder: Path) -> set[str]:
 def contents(results: Results, found: Sequence[Statement], command: str) -> dict[str, Any]:
     """What results.json holds: figures of all cells, the statements with their cases, FID beside the paper's."""
     cells = [
-        {name: record[name] for name in (*plan.KEY, *FIGURES) if name in record}
+        {name: record[name] for name in ("model", "measured", "method", "nfe", *FIGURES) if name in record}
         for record in results.cells()
         if record["measured"] in ("model", "fit", "error", "fid")
     ]
@@ -134,8 +134,11 @@ def _drawn(results: Results) -> "list[tuple[str, Figure]]":
 def curves_of(results: Results, experiment: Experiment) -> "Figure | None":
     """RMSE and PSNR against NFE, a panel for each model, and below them FID where it was measured."""
     models = results.shown(experiment)
+    judged = results.judged(experiment)
     series = {
         (model, figure): results.series(model, results.methods(model, experiment), figure)
+        if figure != "fid" or model in judged
+        else {}
         for model in models
         for figure in FIGURED
     }

@@ -118,6 +118,7 @@ def curves(results: Results, experiment: Experiment) -> Section | None:
     def part(model: str) -> Section | None:
         methods = results.methods(model, experiment)
         rmse, psnr, fid = (results.series(model, methods, figure) for figure in ("rmse", "psnr", "fid"))
+        fid = fid if model in judged else {}
         text = TEXTS[experiment]
         if absent := [name for name in methods if not results.measured(model, name)]:
             text += f" Not measured for this model: {'; '.join(absent)}."
@@ -133,7 +134,7 @@ def curves(results: Results, experiment: Experiment) -> Section | None:
             charts.append(Chart("FID", NFE, fid, dotted, log=True, decimals=2))
         return Curves("", in_paper(experiment, text), charts, OWN) if rmse and model in shown else None
 
-    shown = results.shown(experiment)
+    shown, judged = results.shown(experiment), results.judged(experiment)
     return _choice(results, experiment, part)
 
 
@@ -242,7 +243,7 @@ def _devices(cells: Sequence[Record]) -> str:
         by_device.setdefault(cell["device"], []).append(cell)
     told = list[str]()
     for device, own in sorted(by_device.items(), key=lambda pair: -len(pair[1])):
-        methods = ", ".join(dict.fromkeys(cell["method"] for cell in own))
+        methods = ", ".join(dict.fromkeys(f"{cell['measured']} of {cell['method']}" for cell in own))
         told.append(device if not told else f"{device} ({len(own)} of {len(cells)} cells: {methods})")
     return "; ".join(told)
 

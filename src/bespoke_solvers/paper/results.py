@@ -126,9 +126,16 @@ class Results:
 
     def shown(self, experiment: Experiment) -> list[str]:
         """The models that an experiment is drawn for: those of which more was measured than all experiments share."""
+        return self._with_its_own(experiment, "error")
+
+    def judged(self, experiment: Experiment) -> list[str]:
+        """The models whose FID is drawn for an experiment: by the same rule."""
+        return self._with_its_own(experiment, "fid")
+
+    def _with_its_own(self, experiment: Experiment, kind: str) -> list[str]:
         models = [model for model in self.models if self.applies(model, experiment)]
         own = {m: [name for name in self.methods(m, experiment) if name not in (RK2, RK2_BESPOKE)] for m in models}
-        return [m for m in models if any(self.measured(m, name) for name in own[m])] or models
+        return [m for m in models if any(self.measured(m, name, kind) for name in own[m])] or models
 
     def samples(self, model: str) -> tuple[Record | None, dict[tuple[str, int], tuple[Record, Record]]]:
         """The cell of the exact samples that are shown, and by method and NFE that of others, with that of errors."""

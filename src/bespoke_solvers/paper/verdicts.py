@@ -9,10 +9,10 @@ from typing import NamedTuple
 from bespoke_solvers.evaluation import ENOUGH, too_rough
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.plan import NS, OWN, RK2, RK2_BESPOKE
-from bespoke_solvers.paper.relations import OURS, RATIO
+from bespoke_solvers.paper.relations import FID_NOISE, OURS, RATIO
 from bespoke_solvers.paper.results import Results
 from bespoke_solvers.paper.statements import Statement
-from bespoke_solvers.report import Headline, Section, significant
+from bespoke_solvers.report import WORDS, Headline, Section, significant
 
 NOISY = "\u2248"  # almost equal
 
@@ -111,7 +111,7 @@ def headline(results: Results, found: Sequence[Statement]) -> Headline:
     shown = _shown(results)
     if shown is None:
         return Headline("In short", "No Bespoke solver was measured", sentence)
-    more = [*_in_words(results, *shown), *_doubts(results)]
+    more = [*_in_words(results, *shown), *_explained(results), *_doubts(results)]
     figure, beside = _saved(results, *shown)
     return Headline("In short", figure, f"{beside} {sentence}".strip(), more)
 
@@ -141,11 +141,29 @@ def _saved(results: Results, nfe: int, models: Sequence[str]) -> tuple[str, str]
         times = _from_to([f"{results.about(model)['reference_evaluations'] / nfe:.0f}" for model in better])
         loss = _from_to([significant(errors[model]) for model in better])
         rk2 = [significant(base[model]) for model in better if model in base]
-        beside = f"RK2 with as many evaluations has {_from_to(rk2)}." if rk2 else ""
+        beside = (
+            f"RK2 with as many evaluations has {_from_to(rk2)}{_rk2_as_close(results, errors, better)}." if rk2 else ""
+        )
         if worse:
             beside += f" On {', '.join(worse)} it is no closer than RK2."
         return f"{times} times fewer evaluations at RMSE {loss} ({method})", beside.strip()
     return "The samples of all Bespoke solvers went astray", ""
+
+
+def _rk2_as_close(results: Results, errors: Mapping[str, float], models: Sequence[str]) -> str:
+    """Of how many evaluations RK2 needs for the same."""
+    counts = plan.evaluations(RK2, results.counts.nfe)
+    needed = {
+        model: next((nfe for nfe in counts if (results.value(model, RK2, nfe) or math.inf) <= errors[model]), None)
+        for model in models
+    }
+    found = [f"{nfe}" for nfe in needed.values() if nfe is not None]
+    if not found:
+        return f" and does not come as close with up to {max(counts)}"
+    told = f" and comes as close with {_from_to(found)}"
+    if missed := len(models) - len(found):
+        told += f" (on {missed} of {len(models)} models not with up to {max(counts)})"
+    return told
 
 
 def _finite(results: Results, method: str, nfe: int, models: Sequence[str]) -> dict[str, float]:
@@ -189,6 +207,20 @@ def _doubts(results: Results) -> list[str]:
     return found
 
 
+def _explained(results: Results) -> list[str]:
+    """The words of the page."""
+    meant = {
+        "FM-OT": "flow matching on the straight path from noise to data",
+        "FM/v-CS": "a flow or v on the cosine path",
+        "eps-VP": "prediction of the noise on the VP path",
+    }
+    names = {results.parameterisation(model) for model in results.models}
+    told = "; ".join(f"{name}: {text}" for name, text in meant.items() if name in names)
+    if any(results.about(model)["model_is"]["guidance"] is not None for model in results.models):
+        told += "; with guidance, which is classifier-free, each evaluation is two passes of the network"
+    return [f"{WORDS} {told}." if told else WORDS]
+
+
 def checks(found: Sequence[Statement]) -> Checks:
     """Expected against got, with the figures of every case."""
     text = (
@@ -199,10 +231,11 @@ def checks(found: Sequence[Statement]) -> Checks:
         "What is marked as ours the paper does not say. The figures are RMSE, or FID where the statement says so. A "
         f"case is within the noise ({NOISY} beside what it is close to) if its two RMSE differ by less than twice the "
         "standard error of their difference, or by less than the exact samples' own error. The former takes their "
-        "errors as independent; they are of the same noise, which as a rule makes a difference surer than that. Of "
-        "FID, and of ratios, no such error is known. Models of one shape and guidance that differ in path or "
-        "prediction are taken to be of the same data; how far they are apart with RK2, which is not fitted to them, "
-        "is given for comparison. The time of a fit is by the clock, whatever else the processor did."
+        "errors as independent; they are of the same noise, which as a rule makes a difference surer than that. An FID "
+        f"of 10,000 samples is taken to be off by {100 * FID_NOISE:g} %; of ratios no error is known. Models of one "
+        "shape and guidance that differ in path or prediction are taken to be of the same data; how far they are apart "
+        "with RK2, which is not fitted to them, is given for comparison. The time of a fit is by the clock, whatever "
+        "else the processor did."
     ]
     absent = [statement.claim for statement in found if not statement.cases]
     return Checks("Expected against got", text, [_check(each) for each in found if each.cases], more, absent)
