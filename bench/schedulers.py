@@ -32,8 +32,8 @@ SHIFTS: dict[str, tuple[Any, ...]] = {"flow_shift": (0.5, 1.0, 3.0)}
 NOISE: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "DDIMScheduler": ({"clip_sample": False, "set_alpha_to_one": True}, SPACINGS),
     "DPMSolverMultistepScheduler": ({"final_sigmas_type": "zero"}, {**SIGMAS, "solver_order": (2, 3)}),
-    "UniPCMultistepScheduler": ({"final_sigmas_type": "zero"}, SIGMAS),
-    "DEISMultistepScheduler": ({}, SIGMAS),
+    "UniPCMultistepScheduler": ({"final_sigmas_type": "zero"}, {**SIGMAS, "solver_order": (2, 3)}),
+    "DEISMultistepScheduler": ({}, {**SIGMAS, "solver_order": (2, 3)}),
     "HeunDiscreteScheduler": ({}, SIGMAS),
 }
 FLOWS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {

@@ -127,3 +127,8 @@ def test_a_transferred_solver_is_warned_of(here, solver):
     with pytest.warns(UserWarning, match="made for a model with other weights"):
         run("sample", "own:shrinking", "--solver", solver, "--out", "s.png", "--quiet")
     assert Path("s.png").exists()
+
+
+def test_of_several_models_the_wrong_one_is_named(here, capsys):
+    message = refused(capsys, "paper", "toy:checkerboard", "own:nan", "--nfe", "4", "--out", "o", "--quiet")
+    assert message.startswith("own:nan: the velocity is not finite")

@@ -184,8 +184,8 @@ def test_the_headline_says_how_much_is_saved_and_what_held(tmp_path):
     assert told.sentence == (
         "RK2 with as many evaluations has 0.500 to 0.750 and comes as close with 20 (on 2 of 3 models not with up to "
         "20). The paper's experiments, measured again on 3 models. Of the paper's 15 statements, 13 held in every "
-        "case, 2 did not hold. 1 of these verdicts rests on differences within the noise. Of our own 3 statements, 1 held in "
-        "every case, 2 did not hold."
+        "case, 2 did not hold. 1 of these verdicts rests on differences within the noise. Of our own 3 statements, 1 "
+        "held in every case, 2 did not hold."
     )
     assert told.more[0] == f"{OT} (FM-OT), RMSE with 8 evaluations instead of 90: RK2-Bespoke 0.250, RK2 0.500."
     results = given(tmp_path / "noisy", models=(OT,), spread=0.1)

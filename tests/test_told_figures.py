@@ -21,6 +21,15 @@ def test_the_tables_in_the_documentation_are_those_of_the_store(tmp_path):
         assert copy.read_text() == text
 
 
+def test_the_papers_results_are_a_few_hundred_kilobytes():
+    """The figures that pages show, and results.json; the rest is drawn from the cells."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    folder = ROOT / "bench" / "results" / "paper"
+    shown = {folder / name for name in re.findall(r"bench/results/paper/([\w-]+\.png)", pages)}
+    assert len(shown) >= 10
+    assert sum(file.stat().st_size for file in (*shown, folder / "results.json")) < 450_000
+
+
 def test_the_default_costs_a_twentieth_of_the_papers_procedure():
     """And is closer to the exact samples, the same ones; what is said of both is what they took."""
     told = (ROOT / "docs" / "results-digits.md").read_text().replace("\n", " ")

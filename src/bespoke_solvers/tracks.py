@@ -40,7 +40,7 @@ def planes(several: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> "Figur
             x, y = zip(*track, strict=True)
             axes.plot(x, y, color=colour, linewidth=1.4, marker=None if name == "exact" else ".", label=name)
             axes.plot(x[-1], y[-1], marker="*", markersize=10, color=colour)
-        style(axes, "first principal component", "second", f"sample {i}")
+        style(axes, "first principal component", "second", f"sample {i + 1}")
         axes.set(xticks=[], yticks=[])
         if i == 0:
             axes.legend(fontsize=7, frameon=False)

@@ -144,10 +144,11 @@ def paper(
             if real and resolved.decode is None:
                 check_size(real, resolved.shape)
             several = copies(name, scale) if by and device is None else []
-            own = by and dataclasses.replace(by, copies=several)
-            labs[label] = Lab(
-                label, resolved, store, counts, seed, bank or out / "bank", own, budget, progress=not quiet, others=labs
-            )
+            own, there = by and dataclasses.replace(by, copies=several), bank or out / "bank"
+            try:
+                labs[label] = Lab(label, resolved, store, counts, seed, there, own, budget, not quiet, others=labs)
+            except ValueError as error:
+                raise ValueError(f"{label}: {error}") from error
         try:
             failed = _measure(labs, experiments)
         except KeyboardInterrupt:
