@@ -157,6 +157,7 @@ STAGES: list[dict[str, list[str]]] = [
                     ("--nfe 6 8 10 16 20", "midpoint 'rk2-bespoke, end point' 'rk2-bespoke, bound'"),
                     ("--nfe 8 10 16 20", "euler dpm-2"),
                     ("--nfe 8 16 20", "rk4"),
+                    ("--nfe 4 5 6 8 10", "ipndm ipndm-ab unipc dpmpp-2m deis"),
                 )
             ]
             for name in PATHS

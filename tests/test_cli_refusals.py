@@ -131,4 +131,4 @@ def test_a_transferred_solver_is_warned_of(here, solver):
 
 def test_of_several_models_the_wrong_one_is_named(here, capsys):
     message = refused(capsys, "paper", "toy:checkerboard", "own:nan", "--nfe", "4", "--out", "o", "--quiet")
-    assert message.startswith("own:nan: the velocity is not finite")
+    assert message.startswith("error: own:nan: the velocity is not finite")

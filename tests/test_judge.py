@@ -293,7 +293,7 @@ def test_the_command(folder, tmp_path, monkeypatch):
     assert "FID at NFE" in ran.output
     assert "KID at NFE, in thousandths" in ran.output
     assert "exact samples: " in ran.output
-    assert "on 8 samples" in ran.output
+    assert "on 8 samples, too few to tell solvers apart by it" in ran.output
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written["judged"] == 8
     assert {"fid", "kid"} <= set(written["exact"])

@@ -92,6 +92,7 @@ REFUSALS = {
     "tiny --data . --out o": "give either steps or minutes, got steps = None and minutes = None",
     "tiny --data . --out o --steps 1 --minutes 2": "got steps = 1 and minutes = 2.0",
     "tiny --data . --out o --steps 0": "steps or minutes must be positive and finite, got 0",
+    "tiny --data . --out o --steps 1 --learning-rate 0": "the learning rate must be positive and finite, got 0",
     "tiny --data . --out o --minutes -1": "must be positive and finite, got -1.0",
     "tiny --data . --out o --minutes nan": "must be positive and finite, got nan",
     "tiny --data none --out o --steps 1": "there is no prepared data set in none",

@@ -160,7 +160,8 @@ def as_text(comparison: Comparison) -> str:
         exact = comparison.exact["fid"]
         lines += ["", *_grid("FID at NFE", comparison.rows, lambda row: _share(row.get("fid"), exact))]
         told = in_words(comparison.exact)
-        lines.append(f"and in percent of the exact samples', {told}; on {comparison.judged:,} samples")
+        few = ", too few to tell solvers apart by it" if comparison.judged < fid.ENOUGH else ""
+        lines.append(f"and in percent of the exact samples', {told}; on {comparison.judged:,} samples{few}")
     if "kid" in comparison.exact:
         lines += ["", *_grid("KID at NFE, in thousandths", comparison.rows, lambda row: _thousandths(row.get("kid")))]
         lines.append(f"exact samples: {_thousandths(comparison.exact['kid'])}")

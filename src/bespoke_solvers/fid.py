@@ -24,6 +24,7 @@ from bespoke_solvers.pictures import is_picture, to_uint8
 from bespoke_solvers.table import Table, sample
 from bespoke_solvers.velocity import Model, Noise, NoiseSet, default_device, noise_seeds
 
+ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
 ROUNDED = 1e-4  # of the largest number, by which a covariance that was kept in half precision may be off
 Features = Callable[[Tensor], Tensor]
 Draw = Callable[[Model, Noise], Tensor]  # samples of a model from noise

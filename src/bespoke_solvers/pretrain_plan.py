@@ -29,6 +29,8 @@ class Plan:
             raise ValueError(f"give either steps or minutes, got steps = {self.steps} and minutes = {self.minutes}")
         if not 0 < (limit := self.steps or self.minutes or 0) < math.inf:
             raise ValueError(f"steps or minutes must be positive and finite, got {limit}")
+        if not 0 < self.config.learning_rate < math.inf:
+            raise ValueError(f"the learning rate must be positive and finite, got {self.config.learning_rate:g}")
         size = self.config.size
         if self.shape not in ((1, size, size), (3, size, size)):
             raise ValueError(

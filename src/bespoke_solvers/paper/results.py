@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from bespoke_solvers.cells import Record, Store, table_of
 from bespoke_solvers.evaluation import ENOUGH
+from bespoke_solvers.fid import ENOUGH as FID_ENOUGH
 from bespoke_solvers.paper import plan
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import RK2, RK2_BESPOKE, Counts, Experiment
 from bespoke_solvers.paper.printed import CIFAR10, SIDES
 from bespoke_solvers.solver import Solver
 
-FID_ENOUGH = 10_000  # samples: of fewer, the bias of FID is larger than what solvers differ by
 PARAMETERISATIONS = {  # the paper's names, by path and prediction
     ("CondOT", "flow"): "FM-OT",
     ("Cosine", "flow"): "FM/v-CS",

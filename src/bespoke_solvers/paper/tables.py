@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 
 from bespoke_solvers.eval_report import ASTRAY
+from bespoke_solvers.fid import ENOUGH as FID_ENOUGH
 from bespoke_solvers.judge import in_words
 from bespoke_solvers.paper import plan, printed
 from bespoke_solvers.paper.lab import EXACT
 from bespoke_solvers.paper.plan import NS, OWN, RK2_BESPOKE
-from bespoke_solvers.paper.results import FID_ENOUGH, Results
+from bespoke_solvers.paper.results import Results
 from bespoke_solvers.report import Choice, Column, Note, Section, Table
 
 IMAGENET = printed.SIDES["ImageNet-64"]
