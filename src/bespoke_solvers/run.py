@@ -103,6 +103,8 @@ class Run:
                     if self.done % stage.every == 0 or self.done == steps or stage.finished:
                         self._validate(stage, loss)
                         bar.set_postfix(self._postfix())
+                bar.total = self.done  # it may have ended before
+                bar.refresh()
         self.family.load_state_dict(self.best)
 
     def _validate(self, stage: Stage | None, loss: float | None) -> None:
