@@ -27,7 +27,7 @@ OURS = "BespokeScheduler"
 SPACINGS: dict[str, tuple[Any, ...]] = {"timestep_spacing": ("leading", "trailing", "linspace")}
 SIGMAS: dict[str, tuple[Any, ...]] = {**SPACINGS, "use_karras_sigmas": (False, True)}
 FLOW: dict[str, Any] = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-SHIFTS: dict[str, tuple[Any, ...]] = {"flow_shift": (0.5, 1.0, 3.0)}
+SHIFTS: dict[str, tuple[Any, ...]] = {"flow_shift": (0.5, 1.0, 3.0, 5.0), "solver_order": (2, 3)}
 # What is fixed, and what is chosen.
 NOISE: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "DDIMScheduler": ({"clip_sample": False, "set_alpha_to_one": True}, SPACINGS),
@@ -39,7 +39,7 @@ NOISE: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
 FLOWS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "FlowMatchEulerDiscreteScheduler": ({}, {"shift": (0.5, 1.0, 3.0)}),
     "FlowMatchHeunDiscreteScheduler": ({}, {"shift": (0.5, 1.0, 3.0)}),
-    "DPMSolverMultistepScheduler": (FLOW | {"final_sigmas_type": "zero"}, {**SHIFTS, "solver_order": (2, 3)}),
+    "DPMSolverMultistepScheduler": (FLOW | {"final_sigmas_type": "zero"}, SHIFTS),
     "UniPCMultistepScheduler": (FLOW | {"final_sigmas_type": "zero"}, SHIFTS),
     "DEISMultistepScheduler": (FLOW, SHIFTS),
 }
