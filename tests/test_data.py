@@ -198,6 +198,15 @@ def test_splits_beside_something_else_are_no_classes(tmp_path, split):
     assert not (tmp_path / "out").exists()
 
 
+def test_names_that_differ_in_case_alone_are_two(tmp_path):
+    for name in ("a/cat", "a/Cat", "b/train/dog", "b/Train/dog"):
+        save(random_picture(), tmp_path / name / "1.png")
+    made = prepare(zipped(tmp_path / "a", tmp_path / "a.zip"), tmp_path / "out")
+    assert (made.classes, len(made)) == (["Cat", "cat"], 2)
+    with pytest.raises(ValueError, match="has a split twice: Train, train; give its folders one name"):
+        prepare(tmp_path / "b", tmp_path / "other")
+
+
 def test_a_class_may_be_called_train(tmp_path):
     for name in ("bus", "train"):
         save(random_picture(), tmp_path / "a" / name / "1.png")

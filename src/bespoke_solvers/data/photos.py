@@ -59,14 +59,18 @@ def find(source: Path, split: str, size: int | None) -> Source:
 
 def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | None]:
     """The pictures of a split, named from there on, and the split; all of them and None where there are no splits."""
-    known, tops = {name for names in SPLITS.values() for name in names}, _tops(pictures)
-    if source.is_file() and len(tops) == 1 and not set(tops) & known and all(map(_is_inside, pictures.values())):
+    known, tops = {name for names in SPLITS.values() for name in names}, {parts[0] for parts in pictures.values()}
+    packed = source.is_file() and len(tops) == 1 and all(map(_is_inside, pictures.values()))
+    if packed and next(iter(tops)).lower() not in known:
         pictures = {name: parts[1:] for name, parts in pictures.items()}
-        tops = _tops(pictures)
-    others = [tops[name] for name in sorted(tops.keys() - known)]
-    if others and split == "train" and len(tops) - len(others) < 2:
+        tops = {parts[0] for parts in pictures.values()}
+    splits, others = ([top for top in sorted(tops) if (top.lower() in known) is wanted] for wanted in (True, False))
+    if others and split == "train" and len(splits) < 2:
         return pictures, None
-    folder = next((tops[name] for name in SPLITS[split] if name in tops), None)
+    named = {top.lower(): top for top in splits}
+    if len(named) < len(splits):
+        raise ValueError(f"{source} has a split twice: {', '.join(splits)}; give its folders one name")
+    folder = next((named[name] for name in SPLITS[split] if name in named), None)
     if folder is None or others:
         beside = f", but {others[0]} lies beside them" if others else ""
         raise ValueError(
@@ -74,11 +78,6 @@ def _of_split(pictures: Named, source: Path, split: str) -> tuple[Named, str | N
             f"and some in {' or '.join(SPLITS[split])}{beside}"
         )
     return {name: parts[1:] for name, parts in pictures.items() if parts[0] == folder}, split
-
-
-def _tops(pictures: Named) -> dict[str, str]:
-    """The outermost names, by what they are in small letters."""
-    return {parts[0].lower(): parts[0] for parts in pictures.values()}
 
 
 def _is_inside(parts: tuple[str, ...]) -> bool:
